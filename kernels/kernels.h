@@ -1,0 +1,194 @@
+// The menu: every operation that a backend provides, as one table of functions.
+//
+// `cpu` (SIMD, threads) and `reference` (plain loops, float64 inside) fill it; the engine never
+// calls a backend in any other way. Shapes stand in brackets, sizes are in elements unless named
+// bytes, and all pointers are borrowed for the call. Operations never allocate device or pool
+// memory and never throw.
+//
+// Order of arithmetic is part of the contract of `cpu`: the result of a row does not depend on the
+// other rows of the call, on the number of threads or on the page size. Each output of a dense
+// operation is one accumulation in the order of k. Attention computes the softmax state of each
+// unit of kUnitPairs pairs alone, counted from pair 0 of its segment, and merges the states in
+// order (math.h). So the same tokens give the same bits, however a step is cut.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/tensor_view.h"
+#include "kernels/kv_view.h"
+#include "kernels/thread_pool.h"
+#include "kernels/weight_types.h"
+
+namespace pagezip {
+
+/// Pairs in one attention unit; a multiple of every page size.
+inline constexpr int kUnitPairs = 256;
+
+/// What meets quantised weights: 8-bit activations in blocks of 32, or float32.
+enum class ActivationType : uint8_t { kQ8, kF32 };
+/// Which elements of a head RoPE rotates together: (2i, 2i+1), or (i, i + head_dim/2).
+enum class RopeStyle : uint8_t { kInterleaved, kHalfSplit };
+enum class GateFunction : uint8_t { kSilu, kGeluTanh };
+
+/// Bytes aligned to 64, zero-filled, owned.
+class AlignedBytes {
+ public:
+  AlignedBytes() = default;
+  explicit AlignedBytes(size_t bytes);
+  AlignedBytes(AlignedBytes&& other) noexcept;
+  AlignedBytes& operator=(AlignedBytes&& other) noexcept;
+  ~AlignedBytes();
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+/// A weight matrix, [rows, cols] row-major, used as y = x · Wᵀ. `source` borrows the model file's
+/// bytes; `packed` is what a backend made of them (empty in `reference`).
+struct Weight {
+  WeightType type = WeightType::kF32;
+  int64_t rows = 0;  // outputs
+  int64_t cols = 0;  // inputs
+  const std::byte* source = nullptr;
+  AlignedBytes packed;
+};
+
+/// The input of matmul, prepared once for all weights that read it. 8-bit form, filled where the
+/// backend wants it: block b of a row is values[32b, 32b+32) ≈ scales[b] * q8, with
+/// sums[2b], sums[2b+1] the integer sums of its two halves.
+struct Activations {
+  MatrixView<const float> values;  // [rows, cols]
+  std::vector<int8_t> q8;          // [rows, cols padded to 32]
+  std::vector<float> scales;       // [rows, blocks]
+  std::vector<int32_t> sums;       // [rows, 2 * blocks]
+  int64_t blocks = 0;              // per row
+};
+
+struct MatmulTarget {
+  const Weight* weight;
+  const float* bias;      // [weight->rows], or null
+  MatrixView<float> out;  // [rows, weight->rows]
+};
+
+/// Consecutive rows of one sequence inside a batch. Row i of the span is the token at logical
+/// position first_position + i and sees the pairs at its own position and before, in a sliding
+/// layer only the last `window` of them (itself included).
+struct AttentionSpan {
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  int64_t first_position = 0;
+  const KvView* view = nullptr;
+  int layer = 0;   // within the KV group of the view
+  int window = 0;  // 0: no window
+};
+
+/// Asks attend() for the row log-sum-exp that KVzip scores need (Kim et al. 2025, §3; with the
+/// released code's key set): over the pairs [0, prefix_end) and [chunk_begin, chunk_end) of
+/// segment 0 and every visible pair of the later segments.
+struct ScoreRange {
+  int64_t prefix_end = 0;
+  int64_t chunk_begin = 0;
+  int64_t chunk_end = 0;
+  MatrixView<float> lse;  // out: [rows, heads], natural log; -inf if a row sees no such pair
+};
+
+struct AttendArgs {
+  PageLayout page;
+  int heads = 0;
+  int kv_heads = 0;           // divides heads; query head h reads KV head h / (heads / kv_heads)
+  float scale = 0;            // of the products q·k
+  MatrixView<const float> q;  // [rows, heads * head_dim]
+  MatrixView<float> out;      // same shape; data == null: only the scores' LSE is wanted
+  std::span<const AttentionSpan> spans;  // disjoint rows
+  const ScoreRange* score = nullptr;     // only with a single span
+};
+
+/// best[h][j] = max(best[h][j], max over rows i and query heads g of KV head h of
+///   scale * q[i, g] · k[chunk_begin + j]  -  lse[i, g]).
+/// Pairs [chunk_begin, chunk_end) of segment `source`, all visible to every row. With lse.data ==
+/// null nothing is subtracted: the softmax-free variant.
+struct ScoreArgs {
+  PageLayout page;
+  int heads = 0;
+  int kv_heads = 0;
+  float scale = 0;
+  MatrixView<const float> q;    // [rows, heads * head_dim]
+  MatrixView<const float> lse;  // [rows, heads]
+  const Segment* source = nullptr;
+  int layer = 0;
+  int64_t chunk_begin = 0;
+  int64_t chunk_end = 0;
+  MatrixView<float> best;  // [kv_heads, chunk_end - chunk_begin], in and out
+};
+
+/// Writes rows of K and V (after RoPE) as pairs [first_pair, first_pair + rows) of a segment,
+/// rounded to the page's types.
+struct StoreKvArgs {
+  PageLayout page;
+  int kv_heads = 0;
+  MatrixView<const float> k;  // [rows, kv_heads * head_dim]
+  MatrixView<const float> v;
+  const Segment* target = nullptr;
+  int layer = 0;
+  int64_t first_pair = 0;
+};
+
+/// Copies pairs of one (layer, head), bits unchanged: pair pairs[i] of `source` becomes pair
+/// target_first + i of `target`.
+struct CopyPairsArgs {
+  PageLayout page;
+  const Segment* source = nullptr;
+  const Segment* target = nullptr;
+  int layer = 0;
+  int head = 0;
+  std::span<const uint32_t> pairs;
+  int64_t target_first = 0;
+};
+
+/// A backend. Every function may use the pool's threads; copy_pairs runs on the calling thread
+/// alone, so that its callers can spread (layer, head) over threads.
+struct Kernels {
+  const char* name;
+  /// Fills weight.packed from weight.source.
+  void (*pack)(Weight& weight, ActivationType activations, ThreadPool& pool);
+  /// Prepares x for matmul; `out` keeps a view of x.
+  void (*prepare)(MatrixView<const float> x, ActivationType activations, Activations& out,
+                  ThreadPool& pool);
+  /// out = x · weightᵀ + bias for every target. REQUIRES: packed and prepared with the same type.
+  void (*matmul)(const Activations& x, ActivationType activations,
+                 std::span<const MatmulTarget> targets, ThreadPool& pool);
+  /// out[i] = x[i] / sqrt(mean(x[i]²) + eps) * weight, row by row; out may be x.
+  void (*rms_norm)(MatrixView<const float> x, const float* weight, float eps, MatrixView<float> out,
+                   ThreadPool& pool);
+  /// Rotates x [rows, heads * head_dim] in place; cos, sin: [rows, head_dim / 2].
+  void (*rope)(MatrixView<float> x, int head_dim, RopeStyle style, MatrixView<const float> cos,
+               MatrixView<const float> sin, ThreadPool& pool);
+  /// gate = f(gate) * up, element by element.
+  void (*gate)(GateFunction function, MatrixView<float> gate, MatrixView<const float> up,
+               ThreadPool& pool);
+  /// x += y.
+  void (*add)(MatrixView<float> x, MatrixView<const float> y, ThreadPool& pool);
+  void (*store_kv)(const StoreKvArgs& args, ThreadPool& pool);
+  /// Softmax attention over the segments of each span, merged by log-sum-exp in order. A row that
+  /// sees nothing gets zeros.
+  void (*attend)(const AttendArgs& args, ThreadPool& pool);
+  void (*score)(const ScoreArgs& args, ThreadPool& pool);
+  void (*copy_pairs)(const CopyPairsArgs& args);
+};
+
+/// Plain loops, float64 inside. Slow; the oracle of the tests, and `--backend reference`.
+const Kernels& reference_kernels();
+
+/// SIMD with run-time dispatch. The first call runs a self-test of each path and falls back to the
+/// next best instruction set, with a line on stderr, where one fails.
+const Kernels& cpu_kernels();
+
+/// The instruction sets in use by cpu_kernels(), for the start-up line: "AVX3+VNNI".
+const char* cpu_kernels_isa();
+
+}  // namespace pagezip

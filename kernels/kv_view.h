@@ -1,0 +1,84 @@
+// How attention sees cached keys and values: pages inside blocks, read through segments.
+//
+// A *page* holds `page_tokens` pairs of one (layer, KV head): K, then V, each padded to 64 bytes.
+// K lies transposed, [head_dim, page_tokens], so that a vector register holds one channel of
+// neighbouring keys; V lies plain, [page_tokens, head_dim]. A *segment* is an ordered list of pairs
+// for every (layer, head) of one KV group, and a *KvView* is an ordered list of segments. One
+// address formula serves uniform block tables, ragged documents and the score slot. All types here
+// are PODs that borrow; whoever builds a view keeps the pages alive while it is used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/check.h"
+
+namespace pagezip {
+
+enum class KvType : uint8_t { kF32, kF16, kBF16 };
+
+constexpr int64_t bytes_of(KvType type) { return type == KvType::kF32 ? 4 : 2; }
+
+/// The layout of one page. Addresses are in units of 64 bytes, so page_bytes() is a multiple.
+struct PageLayout {
+  KvType k_type = KvType::kF16;
+  KvType v_type = KvType::kF16;
+  int page_tokens = 16;  // 16, 32 or 64
+  int head_dim = 0;      // a multiple of 16
+
+  static constexpr int64_t kUnit = 64;
+  int64_t k_bytes() const { return padded(bytes_of(k_type) * page_tokens * head_dim); }
+  int64_t v_bytes() const { return padded(bytes_of(v_type) * page_tokens * head_dim); }
+  int64_t page_bytes() const { return k_bytes() + v_bytes(); }
+
+ private:
+  static int64_t padded(int64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
+};
+
+/// Pairs [first_page * page_tokens, length(layer, head)) of every (layer, head) of a KV group.
+/// Page p of (layer, head) lies at
+///   base + 64 * (ids[first(layer, head) + p - first_page] * scale + offset
+///                + layer * layer_stride + head * head_stride).
+/// A *uniform* segment has `first == lengths == nullptr`: ids are blocks, shared by all layers and
+/// heads, and pair i is the token at logical position first_position + i. A *ragged* segment gives
+/// every (layer, head) its own list of pages (ids) and its own length; its pairs are in order of
+/// position but with gaps, and all lie before any row that reads them.
+struct Segment {
+  std::byte* base = nullptr;
+  const uint32_t* ids = nullptr;
+  const uint32_t* first = nullptr;    // [layers * heads], or null: 0 for all
+  const uint32_t* lengths = nullptr;  // [layers * heads], or null: uniform_length for all
+  int64_t uniform_length = 0;         // pairs, counted from pair 0 even when first_page > 0
+  int64_t first_page = 0;             // pages before it are gone (behind a sliding window)
+  int64_t first_position = 0;         // logical position of pair 0
+  uint64_t scale = 0;                 // units of 64 bytes
+  uint64_t offset = 0;
+  uint64_t layer_stride = 0;
+  uint64_t head_stride = 0;
+  int heads = 0;
+
+  int64_t length(int layer, int head) const {
+    return lengths == nullptr ? uniform_length : lengths[layer * heads + head];
+  }
+  std::byte* page(int layer, int head, int64_t p) const {
+    const uint64_t start = first == nullptr ? 0 : first[layer * heads + head];
+    const uint64_t id = ids[start + static_cast<uint64_t>(p - first_page)];
+    return base +
+           PageLayout::kUnit * (id * scale + offset + static_cast<uint64_t>(layer) * layer_stride +
+                                static_cast<uint64_t>(head) * head_stride);
+  }
+};
+
+/// Segments in the order in which they are merged: document, extension, child, private.
+struct KvView {
+  static constexpr int kSegmentsMax = 4;
+  Segment segments[kSegmentsMax];
+  int count = 0;
+
+  void push(const Segment& segment) {
+    CHECK_LT(count, kSegmentsMax);
+    segments[count++] = segment;
+  }
+};
+
+}  // namespace pagezip
