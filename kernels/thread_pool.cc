@@ -66,7 +66,12 @@ void ThreadPool::parallel_for(int64_t items, const std::function<void(int64_t, i
 }
 
 std::byte* ThreadPool::scratch(int thread, size_t bytes) {
-  Scratch& scratch = scratch_[static_cast<size_t>(thread)];
+  return grown(scratch_[static_cast<size_t>(thread)], bytes);
+}
+
+std::byte* ThreadPool::shared_scratch(size_t bytes) { return grown(shared_, bytes); }
+
+std::byte* ThreadPool::grown(Scratch& scratch, size_t bytes) {
   if (scratch.bytes < bytes) {
     scratch.memory.reset(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{64})));
     scratch.bytes = bytes;

@@ -32,6 +32,8 @@ class ThreadPool {
   /// At least `bytes` of 64-byte aligned memory that belongs to `thread` until its next call of
   /// scratch(). Contents are not kept. Grows and never shrinks.
   std::byte* scratch(int thread, size_t bytes);
+  /// The same for the caller of parallel_for: one buffer that all items may share.
+  std::byte* shared_scratch(size_t bytes);
 
  private:
   struct FreeAligned {
@@ -43,8 +45,10 @@ class ThreadPool {
   };
   void worker(int thread);
   void run_items(int thread);
+  static std::byte* grown(Scratch& scratch, size_t bytes);
 
   std::vector<Scratch> scratch_;
+  Scratch shared_;
   std::vector<std::thread> workers_;
   const std::function<void(int64_t, int)>* body_ = nullptr;
   int64_t items_ = 0;

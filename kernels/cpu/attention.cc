@@ -1,0 +1,443 @@
+// Attention over segments of pages.
+//
+// A *tile* is some rows of one span with the query heads of one KV head: up to kTileRows rows that
+// share every key. A tile walks the units of its segments in order. For each unit it multiplies by
+// K and V in steps of kStep pairs, widened to float32 in scratch, so a page is converted once for
+// all rows of the tile. Each (row, unit) gives a softmax state and an output of its own, which are
+// merged in order: at once where one thread walks the whole view, or, where there are too few tiles
+// to occupy the threads (decode), from a buffer after all units are done. Both ways do the same
+// arithmetic, so they give the same bits.
+#include "kernels/cpu/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "kernels/cpu/rows.h"
+#include "kernels/cpu/simd.h"
+
+namespace pagezip::cpu {
+namespace {
+
+constexpr int64_t kTileRows = 96;
+constexpr int64_t kStep = 64;  // pairs widened at a time; a multiple of every page size
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// ---- pages ----
+
+// target[d][kStep] = K of pairs [first, first + kStep), whole pages up to `end`. Columns at or past
+// `end` hold whatever the page holds, or what was there; their products are never used.
+void widen_keys(const PageLayout& page, const Segment& segment, int layer, int head, int64_t first,
+                int64_t end, float* target) {
+  const int64_t tokens = page.page_tokens;
+  for (int64_t p = first; p < std::min(first + kStep, end); p += tokens) {
+    simd_ops().widen(page.k_type, segment.page(layer, head, p / tokens), target + (p - first),
+                     kStep, page.head_dim, tokens);
+  }
+}
+
+// target[i][head_dim] = V of pair first + i, up to `end`, at most kStep of them.
+void widen_values(const PageLayout& page, const Segment& segment, int layer, int head,
+                  int64_t first, int64_t end, float* target) {
+  const int64_t tokens = page.page_tokens;
+  const int64_t row = bytes_of(page.v_type) * page.head_dim;
+  for (int64_t p = first; p < end;) {
+    const int64_t count = std::min(end - p, tokens - p % tokens);
+    const std::byte* v = segment.page(layer, head, p / tokens) + page.k_bytes();
+    simd_ops().widen(page.v_type, v + p % tokens * row, target + (p - first) * page.head_dim,
+                     page.head_dim, count, page.head_dim);
+    p += count;
+  }
+}
+
+template <typename T>
+void scatter(const T* source, T* target, int64_t stride, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    target[i * stride] = source[i];
+  }
+}
+
+template <typename T>
+void copy_column(const std::byte* source, int64_t from, std::byte* target, int64_t to,
+                 int64_t stride, int64_t count) {
+  const T* in = reinterpret_cast<const T*>(source) + from;
+  T* out = reinterpret_cast<T*>(target) + to;
+  for (int64_t i = 0; i < count; ++i) {
+    out[i * stride] = in[i * stride];
+  }
+}
+
+// ---- tiles ----
+
+struct Tile {
+  const AttentionSpan* span;
+  int head;            // KV head
+  int64_t first_row;   // within the span
+  int64_t rows;        // of the span
+  int64_t query_rows;  // rows * query heads of a KV head
+};
+
+struct Range {
+  int64_t low;
+  int64_t high;
+  bool empty() const { return low >= high; }
+  Range within(int64_t from, int64_t to) const { return {std::max(low, from), std::min(high, to)}; }
+};
+
+// Pairs of a segment that the row at `position` sees.
+Range visible(const PageLayout& page, const AttentionSpan& span, const Segment& segment, int head,
+              int64_t position) {
+  const int64_t high =
+      std::min(segment.length(span.layer, head), position - segment.first_position + 1);
+  int64_t low = segment.first_page * page.page_tokens;
+  if (span.window > 0) {
+    low = std::max(low, position - span.window + 1 - segment.first_position);
+  }
+  return {low, high};
+}
+
+struct UnitRef {
+  int segment;
+  int64_t unit;
+};
+
+// The units that some row of the tile sees, in order, as f(UnitRef, hull of the visible pairs).
+template <typename F>
+void for_units(const AttendArgs& args, const Tile& tile, const F& f) {
+  const AttentionSpan& span = *tile.span;
+  const int64_t position = span.first_position + tile.first_row;
+  for (int s = 0; s < span.view->count; ++s) {
+    const Segment& segment = span.view->segments[s];
+    const Range first = visible(args.page, span, segment, tile.head, position);
+    const Range last = visible(args.page, span, segment, tile.head, position + tile.rows - 1);
+    for (int64_t unit = first.low / kUnitPairs; unit * kUnitPairs < last.high; ++unit) {
+      const Range hull =
+          Range{first.low, last.high}.within(unit * kUnitPairs, (unit + 1) * kUnitPairs);
+      if (!hull.empty()) {
+        f(UnitRef{s, unit}, hull);
+      }
+    }
+  }
+}
+
+// One tile's memory, carved from a thread's scratch.
+struct TileScratch {
+  float* q;                           // [query rows, head_dim]
+  float* x;                           // [query rows, kUnitPairs]
+  float* kv;                          // [head_dim, kStep] or [kStep, head_dim]
+  float* unit;                        // [query rows, head_dim] output of one unit
+  float* out;                         // [query rows, head_dim] merged
+  SoftmaxState<float>* states;        // [query rows] of one unit
+  SoftmaxState<float>* merged;        // [query rows]
+  SoftmaxState<float>* score_merged;  // [query rows]
+
+  static size_t bytes(int64_t query_rows, int64_t head_dim) {
+    return static_cast<size_t>(query_rows * (3 * head_dim + kUnitPairs + 6) + head_dim * kStep) *
+           sizeof(float);
+  }
+  TileScratch(std::byte* memory, int64_t query_rows, int64_t head_dim) {
+    auto* p = reinterpret_cast<float*>(memory);
+    const auto carve = [&p](int64_t floats) { return std::exchange(p, p + floats); };
+    q = carve(query_rows * head_dim);
+    x = carve(query_rows * kUnitPairs);
+    kv = carve(head_dim * kStep);
+    unit = carve(query_rows * head_dim);
+    out = carve(query_rows * head_dim);
+    states = reinterpret_cast<SoftmaxState<float>*>(carve(2 * query_rows));
+    merged = reinterpret_cast<SoftmaxState<float>*>(carve(2 * query_rows));
+    score_merged = reinterpret_cast<SoftmaxState<float>*>(carve(2 * query_rows));
+  }
+};
+
+void load_queries(const AttendArgs& args, const Tile& tile, float* q) {
+  const int64_t group = args.heads / args.kv_heads;
+  const int64_t width = group * args.page.head_dim;
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    std::memcpy(q + r * width,
+                args.q.row(tile.span->first_row + tile.first_row + r) + tile.head * width,
+                static_cast<size_t>(width) * sizeof(float));
+  }
+}
+
+// x[query rows, kUnitPairs] = q · K over the hull of a unit.
+void multiply_keys(const AttendArgs& args, const Tile& tile, UnitRef ref, Range hull,
+                   const TileScratch& scratch) {
+  const Segment& segment = tile.span->view->segments[ref.segment];
+  const int64_t base = ref.unit * kUnitPairs;
+  for (int64_t step = hull.low / kStep * kStep; step < hull.high; step += kStep) {
+    widen_keys(args.page, segment, tile.span->layer, tile.head, step, hull.high, scratch.kv);
+    const int64_t columns = ceil_div(std::min(kStep, hull.high - step), 16) * 16;
+    simd_ops().gemm(scratch.q, args.page.head_dim, scratch.kv, kStep, scratch.x + (step - base),
+                    kUnitPairs, tile.query_rows, args.page.head_dim, columns, false);
+  }
+}
+
+// unit[query rows, head_dim] = x · V over the hull of a unit.
+void multiply_values(const AttendArgs& args, const Tile& tile, UnitRef ref, Range hull,
+                     const TileScratch& scratch) {
+  const Segment& segment = tile.span->view->segments[ref.segment];
+  const int64_t d = args.page.head_dim;
+  const int64_t base = ref.unit * kUnitPairs;
+  for (int64_t step = hull.low; step < hull.high; step = (step / kStep + 1) * kStep) {
+    const int64_t end = std::min((step / kStep + 1) * kStep, hull.high);
+    widen_values(args.page, segment, tile.span->layer, tile.head, step, end, scratch.kv);
+    simd_ops().gemm(scratch.x + (step - base), kUnitPairs, scratch.kv, d, scratch.unit, d,
+                    tile.query_rows, end - step, d, step != hull.low);
+  }
+}
+
+// Adds to `lse` what the row sees of `wanted` in this unit; `seen` and `wanted` in pairs.
+void add_score_part(const float* x, Range seen, Range wanted, int64_t base, float scale,
+                    SoftmaxState<float>& lse) {
+  const Range part = seen.within(wanted.low, wanted.high);
+  if (!part.empty()) {
+    merge(lse, simd_ops().softmax_state(x, part.low - base, part.high - base, scale));
+  }
+}
+
+// The state and the output of one unit for every row of the tile, and the LSE for scores.
+void compute_unit(const AttendArgs& args, const Tile& tile, UnitRef ref, Range hull,
+                  const TileScratch& scratch) {
+  const Segment& segment = tile.span->view->segments[ref.segment];
+  const int64_t group = args.heads / args.kv_heads;
+  const int64_t base = ref.unit * kUnitPairs;
+  multiply_keys(args, tile, ref, hull, scratch);
+  for (int64_t r = 0; r < tile.query_rows; ++r) {
+    const int64_t position = tile.span->first_position + tile.first_row + r / group;
+    const Range seen = visible(args.page, *tile.span, segment, tile.head, position)
+                           .within(base, base + kUnitPairs);
+    float* x = scratch.x + r * kUnitPairs;
+    const bool scored = args.score != nullptr && !seen.empty();
+    const Range chunk =
+        scored ? Range{args.score->chunk_begin, args.score->chunk_end} : Range{0, 0};
+    const bool whole = ref.segment > 0 || (seen.low >= chunk.low && seen.high <= chunk.high);
+    if (scored && !whole) {
+      add_score_part(x, seen, {0, args.score->prefix_end}, base, args.scale,
+                     scratch.score_merged[r]);
+      add_score_part(x, seen, chunk, base, args.scale, scratch.score_merged[r]);
+    }
+    // An empty range clears the row: the rows of a tile share the product with V.
+    const int64_t low = seen.empty() ? 0 : seen.low - base;
+    const int64_t high = seen.empty() ? 0 : seen.high - base;
+    scratch.states[r] = simd_ops().softmax(x, low, high, kUnitPairs, args.scale);
+    if (scored && whole) {
+      merge(scratch.score_merged[r], scratch.states[r]);
+    }
+  }
+  if (args.out.data != nullptr) {
+    multiply_values(args, tile, ref, hull, scratch);
+  }
+}
+
+// Merges a unit's states and outputs into the running ones.
+void merge_unit(const Tile& tile, const SoftmaxState<float>* states, const float* unit,
+                int64_t head_dim, SoftmaxState<float>* merged, float* out) {
+  for (int64_t r = 0; r < tile.query_rows; ++r) {
+    const MergeFactors<float> factors = merge(merged[r], states[r]);
+    if (factors.from == 0) {
+      continue;
+    }
+    if (factors.into == 0) {  // out may hold nothing yet, not even a number
+      std::memcpy(out + r * head_dim, unit + r * head_dim,
+                  static_cast<size_t>(head_dim) * sizeof(float));
+    } else {
+      simd_ops().merge_outputs(out + r * head_dim, unit + r * head_dim, factors, head_dim);
+    }
+  }
+}
+
+void write_tile(const AttendArgs& args, const Tile& tile, const SoftmaxState<float>* merged,
+                const float* out) {
+  const int64_t group = args.heads / args.kv_heads;
+  const int64_t d = args.page.head_dim;
+  for (int64_t r = 0; r < tile.query_rows; ++r) {
+    float* target = args.out.row(tile.span->first_row + tile.first_row + r / group) +
+                    (tile.head * group + r % group) * d;
+    if (merged[r].empty()) {
+      std::fill(target, target + d, 0.0f);
+      continue;
+    }
+    const float factor = 1.0f / merged[r].sum;
+    for (int64_t i = 0; i < d; ++i) {
+      target[i] = out[r * d + i] * factor;
+    }
+  }
+}
+
+// One thread walks the whole view of a tile.
+void attend_tile(const AttendArgs& args, const Tile& tile, int thread, ThreadPool& pool) {
+  const int64_t group = args.heads / args.kv_heads;
+  const int64_t d = args.page.head_dim;
+  const TileScratch scratch(pool.scratch(thread, TileScratch::bytes(tile.query_rows, d)),
+                            tile.query_rows, d);
+  std::fill(scratch.merged, scratch.merged + tile.query_rows, SoftmaxState<float>{});
+  std::fill(scratch.score_merged, scratch.score_merged + tile.query_rows, SoftmaxState<float>{});
+  load_queries(args, tile, scratch.q);
+  for_units(args, tile, [&](UnitRef ref, Range hull) {
+    compute_unit(args, tile, ref, hull, scratch);
+    if (args.out.data != nullptr) {
+      merge_unit(tile, scratch.states, scratch.unit, d, scratch.merged, scratch.out);
+    }
+  });
+  if (args.out.data != nullptr) {
+    write_tile(args, tile, scratch.merged, scratch.out);
+  }
+  for (int64_t r = 0; args.score != nullptr && r < tile.query_rows; ++r) {
+    const int64_t row = tile.span->first_row + tile.first_row + r / group;
+    args.score->lse.row(row)[tile.head * group + r % group] = scratch.score_merged[r].log_sum_exp();
+  }
+}
+
+// Threads take single units; a second pass merges them in order.
+void attend_split(const AttendArgs& args, const std::vector<Tile>& tiles, ThreadPool& pool) {
+  struct Item {
+    const Tile* tile;
+    UnitRef ref;
+    Range hull;
+    int64_t floats;  // where its states and then its output begin in the buffer
+  };
+  const int64_t d = args.page.head_dim;
+  std::vector<Item> items;
+  std::vector<size_t> ends;
+  int64_t floats = 0;
+  int64_t query_rows_max = 0;
+  for (const Tile& tile : tiles) {
+    for_units(args, tile, [&](UnitRef ref, Range hull) {
+      items.push_back({&tile, ref, hull, floats});
+      floats += tile.query_rows * (d + 2);
+    });
+    ends.push_back(items.size());
+    query_rows_max = std::max(query_rows_max, tile.query_rows);
+  }
+  auto* buffer =
+      reinterpret_cast<float*>(pool.shared_scratch(static_cast<size_t>(floats) * sizeof(float)));
+  pool.parallel_for(static_cast<int64_t>(items.size()), [&](int64_t i, int thread) {
+    const Item& item = items[static_cast<size_t>(i)];
+    const int64_t rows = item.tile->query_rows;
+    TileScratch scratch(pool.scratch(thread, TileScratch::bytes(rows, d)), rows, d);
+    scratch.states = reinterpret_cast<SoftmaxState<float>*>(buffer + item.floats);
+    scratch.unit = buffer + item.floats + 2 * rows;
+    load_queries(args, *item.tile, scratch.q);
+    compute_unit(args, *item.tile, item.ref, item.hull, scratch);
+  });
+  TileScratch scratch(pool.scratch(0, TileScratch::bytes(query_rows_max, d)), query_rows_max, d);
+  size_t i = 0;
+  for (size_t t = 0; t < tiles.size(); ++t) {
+    std::fill(scratch.merged, scratch.merged + tiles[t].query_rows, SoftmaxState<float>{});
+    for (; i < ends[t]; ++i) {
+      const float* memory = buffer + items[i].floats;
+      merge_unit(tiles[t], reinterpret_cast<const SoftmaxState<float>*>(memory),
+                 memory + 2 * tiles[t].query_rows, d, scratch.merged, scratch.out);
+    }
+    write_tile(args, tiles[t], scratch.merged, scratch.out);
+  }
+}
+
+}  // namespace
+
+void attend(const AttendArgs& args, ThreadPool& pool) {
+  CHECK(args.score == nullptr || args.spans.size() == 1);
+  const int64_t group = args.heads / args.kv_heads;
+  const int64_t rows_max = std::max<int64_t>(1, kTileRows / group);
+  std::vector<Tile> tiles;
+  for (const AttentionSpan& span : args.spans) {
+    for (int64_t row = 0; row < span.rows; row += rows_max) {
+      const int64_t rows = std::min(rows_max, span.rows - row);
+      for (int head = 0; head < args.kv_heads; ++head) {
+        tiles.push_back({&span, head, row, rows, rows * group});
+      }
+    }
+  }
+  const auto count = static_cast<int64_t>(tiles.size());
+  if (args.score == nullptr && pool.threads() > 1 && count < 4 * pool.threads()) {
+    attend_split(args, tiles, pool);
+    return;
+  }
+  // The last rows of a prompt see most pairs: long items first, so that threads end together.
+  pool.parallel_for(count, [&](int64_t i, int thread) {
+    attend_tile(args, tiles[static_cast<size_t>(count - 1 - i)], thread, pool);
+  });
+}
+
+void score(const ScoreArgs& args, ThreadPool& pool) {
+  const int64_t d = args.page.head_dim;
+  const int64_t group = args.heads / args.kv_heads;
+  const int64_t first = args.chunk_begin / kStep;
+  const int64_t steps =
+      args.chunk_end > args.chunk_begin ? ceil_div(args.chunk_end, kStep) - first : 0;
+  pool.parallel_for(args.kv_heads * steps, [&](int64_t item, int thread) {
+    const auto head = static_cast<int>(item / steps);
+    const int64_t step = (first + item % steps) * kStep;
+    auto* keys = reinterpret_cast<float*>(
+        pool.scratch(thread, static_cast<size_t>((d + kTileRows + 1) * kStep) * sizeof(float)));
+    float* x = keys + d * kStep;
+    float* best = x + kTileRows * kStep;
+    std::fill(best, best + kStep, -std::numeric_limits<float>::infinity());
+    std::fill(keys, keys + d * kStep, 0.0f);
+    widen_keys(args.page, *args.source, args.layer, head, step, args.chunk_end, keys);
+    for (int64_t g = head * group; g < (head + 1) * group; ++g) {
+      for (int64_t row = 0; row < args.q.rows; row += kTileRows) {
+        const int64_t rows = std::min(kTileRows, args.q.rows - row);
+        simd_ops().gemm(args.q.row(row) + g * d, args.q.stride, keys, kStep, x, kStep, rows, d,
+                        kStep, false);
+        const float* lse = args.lse.data == nullptr ? nullptr : args.lse.row(row) + g;
+        simd_ops().column_max(x, kStep, rows, args.scale, lse, args.lse.stride, best);
+      }
+    }
+    const int64_t end = std::min(step + kStep, args.chunk_end);
+    for (int64_t pair = std::max(step, args.chunk_begin); pair < end; ++pair) {
+      float& target = args.best.row(head)[pair - args.chunk_begin];
+      const float value = best[pair - step];
+      // Written so that a NaN on either side stays.
+      target = target >= value || std::isnan(target) ? target : value;
+    }
+  });
+}
+
+void store_kv(const StoreKvArgs& args, ThreadPool& pool) {
+  const int64_t d = args.page.head_dim;
+  const int64_t tokens = args.page.page_tokens;
+  for_rows(args.k.rows, 2 * args.kv_heads * d, pool, [&](int64_t r, int thread) {
+    const int64_t pair = args.first_pair + r;
+    const int64_t slot = pair % tokens;
+    auto* narrowed = pool.scratch(thread, static_cast<size_t>(d) * sizeof(float));
+    for (int head = 0; head < args.kv_heads; ++head) {
+      std::byte* page = args.target->page(args.layer, head, pair / tokens);
+      simd_ops().narrow(args.page.k_type, args.k.row(r) + head * d, narrowed, d);
+      if (args.page.k_type == KvType::kF32) {
+        scatter(reinterpret_cast<const float*>(narrowed), reinterpret_cast<float*>(page) + slot,
+                tokens, d);
+      } else {
+        scatter(reinterpret_cast<const uint16_t*>(narrowed),
+                reinterpret_cast<uint16_t*>(page) + slot, tokens, d);
+      }
+      simd_ops().narrow(args.page.v_type, args.v.row(r) + head * d,
+                        page + args.page.k_bytes() + slot * d * bytes_of(args.page.v_type), d);
+    }
+  });
+}
+
+void copy_pairs(const CopyPairsArgs& args) {
+  const int64_t tokens = args.page.page_tokens;
+  const int64_t v_row = bytes_of(args.page.v_type) * args.page.head_dim;
+  for (size_t i = 0; i < args.pairs.size(); ++i) {
+    const int64_t from = args.pairs[i];
+    const int64_t to = args.target_first + static_cast<int64_t>(i);
+    const std::byte* source = args.source->page(args.layer, args.head, from / tokens);
+    std::byte* target = args.target->page(args.layer, args.head, to / tokens);
+    if (args.page.k_type == KvType::kF32) {
+      copy_column<float>(source, from % tokens, target, to % tokens, tokens, args.page.head_dim);
+    } else {
+      copy_column<uint16_t>(source, from % tokens, target, to % tokens, tokens, args.page.head_dim);
+    }
+    std::memcpy(target + args.page.k_bytes() + to % tokens * v_row,
+                source + args.page.k_bytes() + from % tokens * v_row, static_cast<size_t>(v_row));
+  }
+}
+
+}  // namespace pagezip::cpu

@@ -1,0 +1,85 @@
+// The table of the CPU backend, and the choice of instruction sets with its self-test.
+#include <cstdio>
+#include <string>
+
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/dense.h"
+#include "kernels/cpu/rows.h"
+#include "kernels/cpu/self_test.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/kernels.h"
+
+namespace pagezip {
+namespace cpu {
+namespace {
+
+void rms_norm(MatrixView<const float> x, const float* weight, float eps, MatrixView<float> out,
+              ThreadPool& pool) {
+  for_rows(x.rows, x.cols, pool,
+           [&](int64_t r, int) { simd_ops().rms_norm(x.row(r), weight, eps, out.row(r), x.cols); });
+}
+
+void rope(MatrixView<float> x, int head_dim, RopeStyle style, MatrixView<const float> cos,
+          MatrixView<const float> sin, ThreadPool& pool) {
+  for_rows(x.rows, x.cols, pool, [&](int64_t r, int) {
+    for (int64_t h = 0; h < x.cols; h += head_dim) {
+      simd_ops().rope(x.row(r) + h, head_dim, style, cos.row(r), sin.row(r));
+    }
+  });
+}
+
+void gate(GateFunction function, MatrixView<float> gate, MatrixView<const float> up,
+          ThreadPool& pool) {
+  for_rows(gate.rows, 4 * gate.cols, pool,
+           [&](int64_t r, int) { simd_ops().gate(function, gate.row(r), up.row(r), gate.cols); });
+}
+
+void add(MatrixView<float> x, MatrixView<const float> y, ThreadPool& pool) {
+  for_rows(x.rows, x.cols, pool,
+           [&](int64_t r, int) { simd_ops().add(x.row(r), y.row(r), x.cols); });
+}
+
+constexpr Kernels kTable = {"cpu", pack, prepare,  matmul, rms_norm, rope,
+                            gate,  add,  store_kv, attend, score,    copy_pairs};
+
+const char* name_of(DenseIsa isa) {
+  switch (isa) {
+    case DenseIsa::kAvx512Vnni:
+      return "AVX512-VNNI";
+    case DenseIsa::kAvx2:
+      return "AVX2";
+    case DenseIsa::kPortable:
+      return "portable";
+  }
+  return "";
+}
+
+// Falls back until the self-test passes; the portable loops are the last resort.
+std::string choose_isa() {
+  for (DenseIsa isa = best_dense_isa(); isa != DenseIsa::kPortable;
+       isa = static_cast<DenseIsa>(static_cast<int>(isa) - 1)) {
+    set_dense_isa(isa);
+    if (dense_self_test()) {
+      break;
+    }
+    std::fprintf(stderr, "warning: the %s kernels fail their self-test on this machine; not used\n",
+                 name_of(isa));
+    set_dense_isa(DenseIsa::kPortable);
+  }
+  return std::string(simd_ops().isa) + " float, " + name_of(dense_isa()) + " int8";
+}
+
+}  // namespace
+}  // namespace cpu
+
+const char* cpu_kernels_isa() {
+  static const std::string kName = cpu::choose_isa();
+  return kName.c_str();
+}
+
+const Kernels& cpu_kernels() {
+  cpu_kernels_isa();
+  return cpu::kTable;
+}
+
+}  // namespace pagezip

@@ -1,0 +1,436 @@
+#include "kernels/cpu/simd.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/half.h"
+
+// Three levels are enough: the x86-64 baseline, AVX2, and AVX-512.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/simd.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace pagezip::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::CappedTag<float, 16>;
+using V = hn::Vec<D>;
+constexpr int64_t kLanes = HWY_MAX_BYTES / 4 > 16 ? 16 : HWY_MAX_BYTES / 4;
+
+// ---- products ----
+
+// kRows x (kVectors * kLanes) outputs in registers.
+template <int kRows, int kVectors>
+HWY_INLINE void gemm_tile(const float* HWY_RESTRICT a, int64_t lda, const float* HWY_RESTRICT b,
+                          int64_t ldb, float* HWY_RESTRICT c, int64_t ldc, int64_t k,
+                          bool accumulate) {
+  const D d;
+  V sums[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) {
+      sums[r][v] = accumulate ? hn::LoadU(d, c + r * ldc + v * kLanes) : hn::Zero(d);
+    }
+  }
+  for (int64_t i = 0; i < k; ++i) {
+    V column[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      column[v] = hn::LoadU(d, b + i * ldb + v * kLanes);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const V left = hn::Set(d, a[r * lda + i]);
+      for (int v = 0; v < kVectors; ++v) {
+        sums[r][v] = hn::MulAdd(left, column[v], sums[r][v]);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) {
+      hn::StoreU(sums[r][v], d, c + r * ldc + v * kLanes);
+    }
+  }
+}
+
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // 24 of 32 or 12 of 16 registers hold sums
+
+template <int kRows>
+HWY_INLINE void gemm_rows(const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
+                          int64_t ldc, int64_t k, int64_t cols, bool accumulate) {
+  int64_t j = 0;
+  for (; j + kTileVectors * kLanes <= cols; j += kTileVectors * kLanes) {
+    gemm_tile<kRows, kTileVectors>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
+  }
+  for (; j < cols; j += kLanes) {
+    gemm_tile<kRows, 1>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
+  }
+}
+
+void gemm(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
+          int64_t rows, int64_t k, int64_t cols, bool accumulate) {
+  int64_t r = 0;
+  for (; r + kTileRows <= rows; r += kTileRows) {
+    gemm_rows<kTileRows>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, k, cols, accumulate);
+  }
+  a += r * lda;
+  c += r * ldc;
+  switch (rows - r) {
+    case 5:
+      return gemm_rows<5>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
+    case 4:
+      return gemm_rows<4>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
+    case 3:
+      return gemm_rows<3>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
+    case 2:
+      return gemm_rows<2>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
+    case 1:
+      return gemm_rows<1>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
+    default:
+      return;
+  }
+}
+
+// ---- conversions ----
+
+template <typename Element>
+HWY_INLINE void widen_rows(const Element* HWY_RESTRICT source, float* HWY_RESTRICT target,
+                           int64_t target_stride, int64_t rows, int64_t cols) {
+  const D d;
+  const hn::Rebind<Element, D> narrow_tag;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < cols; i += kLanes) {
+      const auto values = hn::LoadU(narrow_tag, source + r * cols + i);
+      hn::StoreU(hn::PromoteTo(d, values), d, target + r * target_stride + i);
+    }
+  }
+}
+
+void widen(KvType type, const void* source, float* target, int64_t target_stride, int64_t rows,
+           int64_t cols) {
+  switch (type) {
+    case KvType::kF32:
+      for (int64_t r = 0; r < rows; ++r) {
+        std::memcpy(target + r * target_stride, static_cast<const float*>(source) + r * cols,
+                    static_cast<size_t>(cols) * sizeof(float));
+      }
+      return;
+    case KvType::kF16:
+      return widen_rows(static_cast<const hwy::float16_t*>(source), target, target_stride, rows,
+                        cols);
+    case KvType::kBF16:
+      return widen_rows(static_cast<const hwy::bfloat16_t*>(source), target, target_stride, rows,
+                        cols);
+  }
+}
+
+void narrow_f16(const float* HWY_RESTRICT source, uint16_t* HWY_RESTRICT target, int64_t count) {
+#if HWY_TARGET <= HWY_AVX2  // F16C rounds to nearest even; emulations need not
+  const D d;
+  const hn::Rebind<hwy::float16_t, D> df16;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    hn::StoreU(hn::DemoteTo(df16, hn::LoadU(d, source + i)), df16,
+               reinterpret_cast<hwy::float16_t*>(target) + i);
+  }
+#else
+  std::transform(source, source + count, target, float_to_f16);
+#endif
+}
+
+void narrow(KvType type, const float* source, void* target, int64_t count) {
+  switch (type) {
+    case KvType::kF32:
+      std::memcpy(target, source, static_cast<size_t>(count) * sizeof(float));
+      return;
+    case KvType::kF16:
+      return narrow_f16(source, static_cast<uint16_t*>(target), count);
+    case KvType::kBF16:
+      std::transform(source, source + count, static_cast<uint16_t*>(target), float_to_bf16);
+      return;
+  }
+}
+
+// ---- softmax ----
+
+// exp by 2^n * 2^f with a degree-6 polynomial: below 2 ulp on [-87.3, 88.7], 0 below.
+HWY_INLINE V exp_vector(V x) {
+  const D d;
+  const hn::RebindToSigned<D> di;
+  const V low = hn::Set(d, -87.33f);
+  const auto underflows = hn::Lt(x, low);
+  // The operand order matters: x86 returns the second where one is NaN, and NaN must stay visible.
+  x = hn::Min(hn::Set(d, 88.72f), hn::Max(low, x));
+  const V n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504f)));
+  V r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
+  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
+  V p = hn::Set(d, 1.9875691500e-4f);
+  p = hn::MulAdd(p, r, hn::Set(d, 1.3981999507e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 8.3334519073e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 4.1665795894e-2f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.6666665459e-1f));
+  p = hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1f));
+  p = hn::MulAdd(p, hn::Mul(r, r), hn::Add(r, hn::Set(d, 1.0f)));
+  // n may be 128, so the power of two is applied in two halves.
+  const auto ni = hn::ConvertTo(di, n);
+  const auto half = hn::ShiftRight<1>(ni);
+  const auto bias = hn::Set(di, 127);
+  const V first = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(half, bias)));
+  const V second = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(hn::Sub(ni, half), bias)));
+  return hn::IfThenZeroElse(underflows, hn::Mul(hn::Mul(p, first), second));
+}
+
+// Lanes of the vector at column i that lie in [low, high).
+HWY_INLINE auto range_mask(int64_t i, int64_t low, int64_t high) {
+  const D d;
+  const hn::RebindToSigned<D> di;
+  const auto index = hn::Iota(di, static_cast<int32_t>(i));
+  const auto inside = hn::And(hn::Gt(index, hn::Set(di, static_cast<int32_t>(low) - 1)),
+                              hn::Lt(index, hn::Set(di, static_cast<int32_t>(high))));
+  return hn::RebindMask(d, inside);
+}
+
+// kWrite: x becomes the exponentials, and 0 outside the range.
+template <bool kWrite>
+HWY_INLINE SoftmaxState<float> softmax_range(const float* x, float* out, int64_t low, int64_t high,
+                                             int64_t width, float scale) {
+  const D d;
+  const V minus_infinity = hn::Set(d, -std::numeric_limits<float>::infinity());
+  const V scales = hn::Set(d, scale);
+  const int64_t begin = low / kLanes * kLanes;
+  V max = minus_infinity;
+  for (int64_t i = begin; i < high; i += kLanes) {
+    const V value = hn::Mul(hn::LoadU(d, x + i), scales);
+    max = hn::Max(max, hn::IfThenElse(range_mask(i, low, high), value, minus_infinity));
+  }
+  SoftmaxState<float> state;
+  if (low < high) {
+    state.max = hn::GetLane(hn::MaxOfLanes(d, max));
+  }
+  const V shift = hn::Set(d, state.max);
+  V sum = hn::Zero(d);
+  for (int64_t i = kWrite ? 0 : begin; i < (kWrite ? width : high); i += kLanes) {
+    V e = hn::Zero(d);
+    if (i + kLanes > low && i < high) {
+      const V value = hn::MulSub(hn::LoadU(d, x + i), scales, shift);
+      e = hn::IfThenElseZero(range_mask(i, low, high), exp_vector(value));
+      sum = hn::Add(sum, e);
+    }
+    if constexpr (kWrite) {
+      hn::StoreU(e, d, out + i);
+    }
+  }
+  state.sum = hn::GetLane(hn::SumOfLanes(d, sum));
+  return state;
+}
+
+SoftmaxState<float> softmax(float* x, int64_t low, int64_t high, int64_t width, float scale) {
+  return softmax_range<true>(x, x, low, high, width, scale);
+}
+
+SoftmaxState<float> softmax_state(const float* x, int64_t low, int64_t high, float scale) {
+  return softmax_range<false>(x, nullptr, low, high, high, scale);
+}
+
+void merge_outputs(float* HWY_RESTRICT out, const float* HWY_RESTRICT from,
+                   MergeFactors<float> factors, int64_t count) {
+  const D d;
+  const V into = hn::Set(d, factors.into);
+  const V other = hn::Set(d, factors.from);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const V scaled = hn::Mul(hn::LoadU(d, from + i), other);
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, out + i), into, scaled), d, out + i);
+  }
+}
+
+void column_max(const float* x, int64_t ldx, int64_t rows, float scale, const float* lse,
+                int64_t lse_stride, float* HWY_RESTRICT best) {
+  const D d;
+  const V scales = hn::Set(d, scale);
+  for (int64_t j = 0; j < 64; j += kLanes) {
+    V max = hn::LoadU(d, best + j);
+    // max alone forgets a NaN at the next row; value - value is 0, or NaN for good.
+    V poison = hn::Zero(d);
+    for (int64_t r = 0; r < rows; ++r) {
+      const V shift = hn::Set(d, lse == nullptr ? 0.0f : lse[r * lse_stride]);
+      const V value = hn::MulSub(hn::LoadU(d, x + r * ldx + j), scales, shift);
+      max = hn::Max(max, value);
+      poison = hn::Add(poison, hn::Sub(value, value));
+    }
+    hn::StoreU(hn::Add(max, poison), d, best + j);
+  }
+}
+
+// ---- element by element ----
+
+void rms_norm(const float* x, const float* weight, float eps, float* out, int64_t count) {
+  const D d;
+  V squares = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const V value = hn::LoadU(d, x + i);
+    squares = hn::MulAdd(value, value, squares);
+  }
+  float sum = hn::GetLane(hn::SumOfLanes(d, squares));
+  for (int64_t tail = i; tail < count; ++tail) {
+    sum += x[tail] * x[tail];
+  }
+  const float factor = 1.0f / std::sqrt(sum / static_cast<float>(count) + eps);
+  const V factors = hn::Set(d, factor);
+  for (i = 0; i + kLanes <= count; i += kLanes) {
+    const V scaled = hn::Mul(hn::LoadU(d, x + i), factors);
+    hn::StoreU(hn::Mul(scaled, hn::LoadU(d, weight + i)), d, out + i);
+  }
+  for (; i < count; ++i) {
+    out[i] = x[i] * factor * weight[i];
+  }
+}
+
+void rope(float* x, int64_t head_dim, RopeStyle style, const float* cos, const float* sin) {
+  const int64_t half = head_dim / 2;
+  const D d;
+  if (style == RopeStyle::kInterleaved) {
+    for (int64_t i = 0; i < half; ++i) {
+      const float a = x[2 * i];
+      const float b = x[2 * i + 1];
+      x[2 * i] = a * cos[i] - b * sin[i];
+      x[2 * i + 1] = a * sin[i] + b * cos[i];
+    }
+    return;
+  }
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const V a = hn::LoadU(d, x + i);
+    const V b = hn::LoadU(d, x + half + i);
+    const V c = hn::LoadU(d, cos + i);
+    const V s = hn::LoadU(d, sin + i);
+    hn::StoreU(hn::Sub(hn::Mul(a, c), hn::Mul(b, s)), d, x + i);
+    hn::StoreU(hn::Add(hn::Mul(a, s), hn::Mul(b, c)), d, x + half + i);
+  }
+  for (; i < half; ++i) {
+    const float a = x[i];
+    const float b = x[half + i];
+    x[i] = a * cos[i] - b * sin[i];
+    x[half + i] = a * sin[i] + b * cos[i];
+  }
+}
+
+// x * sigmoid(argument(x)) * up.
+template <typename Argument>
+HWY_INLINE void gate_loop(float* HWY_RESTRICT gate, const float* HWY_RESTRICT up, int64_t count,
+                          const Argument& argument) {
+  const D d;
+  const V one = hn::Set(d, 1.0f);
+  HWY_ALIGN float buffer[2 * kLanes];
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int64_t n = std::min(kLanes, count - i);
+    float* values = gate + i;
+    const float* ups = up + i;
+    if (n < kLanes) {
+      std::fill(buffer, buffer + 2 * kLanes, 0.0f);
+      std::copy(values, values + n, buffer);
+      std::copy(ups, ups + n, buffer + kLanes);
+      values = buffer;
+      ups = buffer + kLanes;
+    }
+    const V x = hn::LoadU(d, values);
+    const V sigmoid = hn::Div(one, hn::Add(one, exp_vector(hn::Neg(argument(x)))));
+    hn::StoreU(hn::Mul(hn::Mul(x, sigmoid), hn::LoadU(d, ups)), d, values);
+    if (n < kLanes) {
+      std::copy(values, values + n, gate + i);
+    }
+  }
+}
+
+struct SiluArgument {
+  HWY_INLINE V operator()(V x) const { return x; }
+};
+
+// gelu_tanh(x) = x/2 (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3).
+struct GeluArgument {
+  HWY_INLINE V operator()(V x) const {
+    const D d;
+    const V inner = hn::MulAdd(hn::Mul(hn::Mul(x, x), x), hn::Set(d, 0.044715f), x);
+    return hn::Mul(inner, hn::Set(d, 2.0f * 0.7978845608f));
+  }
+};
+
+void gate(GateFunction function, float* gate, const float* up, int64_t count) {
+  if (function == GateFunction::kSilu) {
+    gate_loop(gate, up, count, SiluArgument{});
+  } else {
+    gate_loop(gate, up, count, GeluArgument{});
+  }
+}
+
+void add(float* HWY_RESTRICT x, const float* HWY_RESTRICT y, int64_t count) {
+  const D d;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    hn::StoreU(hn::Add(hn::LoadU(d, x + i), hn::LoadU(d, y + i)), d, x + i);
+  }
+  for (; i < count; ++i) {
+    x[i] += y[i];
+  }
+}
+
+void quantize(const float* x, int8_t* q8, float* scales, int32_t* sums, int64_t count) {
+  const D d;
+  const hn::RebindToSigned<D> di;
+  const hn::Rebind<int8_t, D> d8;
+  for (int64_t block = 0; block < count / 32; ++block) {
+    const float* values = x + 32 * block;
+    V max = hn::Zero(d);
+    for (int64_t i = 0; i < 32; i += kLanes) {
+      max = hn::Max(max, hn::Abs(hn::LoadU(d, values + i)));
+    }
+    const float scale = hn::GetLane(hn::MaxOfLanes(d, max)) / 127.0f;
+    scales[block] = scale;
+    const V divisor = hn::Set(d, scale > 0 ? scale : 1.0f);
+    for (int64_t half = 0; half < 2; ++half) {
+      auto sum = hn::Zero(di);
+      for (int64_t i = 16 * half; i < 16 * half + 16; i += kLanes) {
+        const auto q = hn::NearestInt(hn::Div(hn::LoadU(d, values + i), divisor));
+        sum = hn::Add(sum, q);
+        hn::StoreU(hn::DemoteTo(d8, q), d8, q8 + 32 * block + i);
+      }
+      sums[2 * block + half] = hn::GetLane(hn::SumOfLanes(di, sum));
+    }
+  }
+}
+
+SimdOps make_ops() {
+  return {hwy::TargetName(HWY_TARGET),
+          gemm,
+          widen,
+          narrow,
+          softmax,
+          softmax_state,
+          merge_outputs,
+          column_max,
+          rms_norm,
+          rope,
+          gate,
+          add,
+          quantize};
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace pagezip::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace pagezip::cpu {
+
+HWY_EXPORT(make_ops);
+
+const SimdOps& simd_ops() {
+  static const SimdOps kOps = HWY_DYNAMIC_DISPATCH(make_ops)();
+  return kOps;
+}
+
+}  // namespace pagezip::cpu
+#endif
