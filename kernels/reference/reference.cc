@@ -1,0 +1,24 @@
+#include "kernels/kernels.h"
+#include "kernels/reference/operations.h"
+
+namespace pagezip {
+
+const Kernels& reference_kernels() {
+  static constexpr Kernels kKernels{
+      .name = "reference",
+      .pack = reference::pack,
+      .prepare = reference::prepare,
+      .matmul = reference::matmul,
+      .rms_norm = reference::rms_norm,
+      .rope = reference::rope,
+      .gate = reference::gate,
+      .add = reference::add,
+      .store_kv = reference::store_kv,
+      .attend = reference::attend,
+      .score = reference::score,
+      .copy_pairs = reference::copy_pairs,
+  };
+  return kKernels;
+}
+
+}  // namespace pagezip
