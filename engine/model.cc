@@ -1,0 +1,161 @@
+#include "engine/model.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "base/error.h"
+
+namespace pagezip {
+namespace {
+
+// Reads tensors by name and checks their shapes.
+class Loader {
+ public:
+  Loader(const GgufFile& file, const Kernels& kernels, ActivationType activations, ThreadPool& pool)
+      : file_(file), kernels_(kernels), activations_(activations), pool_(pool) {}
+
+  /// y = x · Wᵀ with x of `cols` and y of `rows` values, not packed yet.
+  Weight raw_matrix(const std::string& name, int64_t rows, int64_t cols) const {
+    const GgufTensor& tensor = required(name);
+    if (tensor.shape.size() != 2 || tensor.shape[0] != cols || tensor.shape[1] != rows) {
+      fail_shape(tensor, fmt::format("[{}, {}]", cols, rows));
+    }
+    Weight weight;
+    weight.type = tensor.type;
+    weight.rows = rows;
+    weight.cols = cols;
+    weight.source = tensor.data;
+    return weight;
+  }
+  void pack(Weight& weight) const { kernels_.pack(weight, activations_, pool_); }
+  Weight matrix(const std::string& name, int64_t rows, int64_t cols) const {
+    Weight weight = raw_matrix(name, rows, cols);
+    pack(weight);
+    return weight;
+  }
+  std::vector<float> vector(const std::string& name, int64_t size) const {
+    const GgufTensor& tensor = required(name);
+    if (tensor.shape.size() != 1 || tensor.shape[0] != size) {
+      fail_shape(tensor, fmt::format("[{}]", size));
+    }
+    std::vector<float> values(static_cast<size_t>(size));
+    dequantize(tensor.type, tensor.data, values.data(), size);
+    return values;
+  }
+  std::vector<float> optional_vector(const std::string& name, int64_t size) const {
+    return file_.find(name) == nullptr ? std::vector<float>{} : vector(name, size);
+  }
+
+ private:
+  const GgufTensor& required(const std::string& name) const {
+    const GgufTensor* tensor = file_.find(name);
+    if (tensor == nullptr) {
+      throw Error(ErrorKind::kModelFile,
+                  fmt::format("{}: tensor {} is missing", file_.path(), name));
+    }
+    return *tensor;
+  }
+  [[noreturn]] void fail_shape(const GgufTensor& tensor, const std::string& expected) const {
+    throw Error(ErrorKind::kModelFile,
+                fmt::format("{}: tensor {} has shape [{}] instead of {}", file_.path(), tensor.name,
+                            fmt::join(tensor.shape, ", "), expected));
+  }
+
+  const GgufFile& file_;
+  const Kernels& kernels_;
+  ActivationType activations_;
+  ThreadPool& pool_;
+};
+
+LayerWeights load_layer(const Loader& load, const ModelConfig& c, int l) {
+  const auto name = [l](const char* part) { return fmt::format("blk.{}.{}", l, part); };
+  const int64_t q_width = int64_t{c.heads} * c.head_dim;
+  const int64_t kv_width = int64_t{c.kv_heads} * c.head_dim;
+  const bool has_head_norms = c.architecture == "qwen3" || c.architecture == "gemma3";
+  const bool has_post_norms = c.architecture == "gemma3";
+  LayerWeights w;
+  w.attention_norm = load.vector(name("attn_norm.weight"), c.hidden);
+  w.q = load.matrix(name("attn_q.weight"), q_width, c.hidden);
+  w.k = load.matrix(name("attn_k.weight"), kv_width, c.hidden);
+  w.v = load.matrix(name("attn_v.weight"), kv_width, c.hidden);
+  w.q_bias = load.optional_vector(name("attn_q.bias"), q_width);
+  w.k_bias = load.optional_vector(name("attn_k.bias"), kv_width);
+  w.v_bias = load.optional_vector(name("attn_v.bias"), kv_width);
+  if (has_head_norms) {
+    w.q_norm = load.vector(name("attn_q_norm.weight"), c.head_dim);
+    w.k_norm = load.vector(name("attn_k_norm.weight"), c.head_dim);
+  }
+  w.attention_output = load.matrix(name("attn_output.weight"), c.hidden, q_width);
+  w.ffn_norm = load.vector(name("ffn_norm.weight"), c.hidden);
+  w.gate = load.matrix(name("ffn_gate.weight"), c.ffn, c.hidden);
+  w.up = load.matrix(name("ffn_up.weight"), c.ffn, c.hidden);
+  w.down = load.matrix(name("ffn_down.weight"), c.hidden, c.ffn);
+  if (has_post_norms) {
+    w.post_attention_norm = load.vector(name("post_attention_norm.weight"), c.hidden);
+    w.post_ffn_norm = load.vector(name("post_ffw_norm.weight"), c.hidden);
+  }
+  return w;
+}
+
+// Reading every byte would cost as much as loading, so of each tensor the name, type, shape and its
+// first and last kilobyte count.
+uint64_t fingerprint_of(const GgufFile& file) {
+  constexpr int64_t kSample = 1024;
+  XXH3_state_t* state = XXH3_createState();
+  XXH3_64bits_reset(state);
+  for (const GgufTensor& tensor : file.tensors()) {
+    const int64_t sample = std::min(kSample, tensor.bytes);
+    XXH3_64bits_update(state, tensor.name.data(), tensor.name.size());
+    XXH3_64bits_update(state, &tensor.type, sizeof(tensor.type));
+    XXH3_64bits_update(state, tensor.shape.data(), tensor.shape.size() * sizeof(int64_t));
+    XXH3_64bits_update(state, tensor.data, static_cast<size_t>(sample));
+    XXH3_64bits_update(state, tensor.data + tensor.bytes - sample, static_cast<size_t>(sample));
+  }
+  const uint64_t hash = XXH3_64bits_digest(state);
+  XXH3_freeState(state);
+  return hash;
+}
+
+}  // namespace
+
+Model::Model(GgufFile file, const Kernels& kernels, ActivationType activations, ThreadPool& pool,
+             const Progress& progress)
+    : file_(std::move(file)), config_(read_model_config(file_)) {
+  const Loader load(file_, kernels, activations, pool);
+  const int64_t steps = config_.layers + 1;
+  // Rows of the embedding are read from the file; it is packed only to serve as the output, too.
+  embedding_ = load.raw_matrix("token_embd.weight", config_.vocab, config_.hidden);
+  if (file_.find("output.weight") != nullptr) {
+    output_ = load.matrix("output.weight", config_.vocab, config_.hidden);
+  } else {
+    load.pack(embedding_);
+  }
+  output_norm_ = load.vector("output_norm.weight", config_.hidden);
+  progress(1, steps);
+  for (int l = 0; l < config_.layers; ++l) {
+    layers_.push_back(load_layer(load, config_, l));
+    progress(l + 2, steps);
+  }
+  kv_groups_ = make_kv_groups(config_.is_global, config_.window);
+  places_.resize(static_cast<size_t>(config_.layers));
+  for (size_t g = 0; g < kv_groups_.size(); ++g) {
+    const std::vector<int>& layers = kv_groups_[g].layers;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      places_[static_cast<size_t>(layers[i])] = {static_cast<int>(g), static_cast<int>(i)};
+    }
+  }
+  fingerprint_ = fingerprint_of(file_);
+}
+
+KvGeometry Model::kv_geometry(KvType type, int page_tokens) const {
+  KvGeometry geometry;
+  geometry.page = {type, type, page_tokens, config_.head_dim};
+  geometry.kv_heads = config_.kv_heads;
+  geometry.layers_per_block = static_cast<int>(kv_groups_.front().layers.size());
+  return geometry;
+}
+
+}  // namespace pagezip
