@@ -92,6 +92,68 @@ inline void expect_same_bits(const std::vector<float>& a, const std::vector<floa
   }
 }
 
+/// A weight matrix of random blocks with the bytes that it borrows.
+struct TestWeight {
+  std::vector<std::byte> bytes;
+  Weight weight;
+};
+
+inline std::vector<WeightType> all_weight_types() {
+  std::vector<WeightType> types;
+  for (int i = 0; i < kWeightTypes; ++i) {
+    types.push_back(static_cast<WeightType>(i));
+  }
+  return types;
+}
+
+/// Byte offsets of the float16 scales in a block of a quantised type.
+inline std::vector<size_t> scale_offsets(WeightType type) {
+  switch (type) {
+    case WeightType::kQ4_1:
+    case WeightType::kQ5_1:
+    case WeightType::kQ4_K:
+    case WeightType::kQ5_K:
+      return {0, 2};
+    case WeightType::kQ2_K:
+      return {80, 82};
+    case WeightType::kQ3_K:
+      return {108};
+    case WeightType::kQ6_K:
+      return {208};
+    default:
+      return {0};
+  }
+}
+
+inline TestWeight random_weight(Prng& prng, WeightType type, int64_t rows, int64_t cols) {
+  TestWeight result;
+  const auto put_half = [&](size_t at, uint16_t half) {
+    std::memcpy(&result.bytes[at], &half, sizeof(half));
+  };
+  result.bytes.resize(static_cast<size_t>(rows * row_bytes(type, cols)));
+  const auto block_bytes = static_cast<size_t>(info(type).block_bytes);
+  for (size_t block = 0; block < result.bytes.size(); block += block_bytes) {
+    const float value = random_float(prng, 1);
+    if (type == WeightType::kF32) {
+      std::memcpy(&result.bytes[block], &value, sizeof(value));
+    } else if (type == WeightType::kF16 || type == WeightType::kBF16) {
+      put_half(block, type == WeightType::kF16 ? float_to_f16(value) : float_to_bf16(value));
+    } else {
+      for (size_t i = 0; i < block_bytes; ++i) {
+        result.bytes[block + i] = static_cast<std::byte>(prng.next());
+      }
+      for (const size_t offset : scale_offsets(type)) {
+        put_half(block + offset, float_to_f16(random_float(prng, 0.1)));
+      }
+    }
+  }
+  result.weight.type = type;
+  result.weight.rows = rows;
+  result.weight.cols = cols;
+  result.weight.source = result.bytes.data();
+  return result;
+}
+
 inline float round_to(KvType type, float value) {
   switch (type) {
     case KvType::kF16:
