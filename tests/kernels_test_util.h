@@ -22,6 +22,7 @@ namespace pagezip::test {
 inline std::vector<const Kernels*> backends() {
   return {
       &reference_kernels(),
+      &cpu_kernels(),
   };
 }
 
