@@ -127,11 +127,10 @@ class GgufWriter {
   template <typename T>
   requires std::is_arithmetic_v<T>
   static void append(std::vector<std::byte>& target, T value) {
-    const auto* start = reinterpret_cast<const std::byte*>(&value);
-    target.insert(target.end(), start, start + sizeof(T));
+    append(target, std::as_bytes(std::span(&value, 1)));
   }
   static void append(std::vector<std::byte>& target, std::span<const std::byte> bytes) {
-    target.insert(target.end(), bytes.begin(), bytes.end());
+    for (const std::byte byte : bytes) target.push_back(byte);
   }
   static void append(std::vector<std::byte>& target, std::string_view text) {
     append(target, std::as_bytes(std::span(text)));
