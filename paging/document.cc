@@ -1,0 +1,178 @@
+#include "paging/document.h"
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <utility>
+
+#include "base/check.h"
+
+namespace pagezip {
+namespace {
+
+size_t list_index(const KvGeometry& geometry, int layer, int head) {
+  return static_cast<size_t>(geometry.page_index(layer, head));
+}
+
+void check_kept(const KeptSets& kept, const Document& full, const KvGeometry& geometry) {
+  CHECK_EQ(kept.layers, full.global_layers());
+  CHECK_EQ(kept.heads, geometry.kv_heads);
+  const int64_t own_length = full.logical_length() - full.prefix_length();
+  for (int layer = 0; layer < kept.layers; ++layer) {
+    for (int head = 0; head < kept.heads; ++head) {
+      int64_t previous = -1;
+      for (uint32_t pair : kept.head(layer, head)) {
+        CHECK_LT(previous, int64_t{pair});
+        previous = pair;
+      }
+      CHECK_LT(previous, own_length);
+    }
+  }
+}
+
+}  // namespace
+
+Document::Document(BlockPool& pool, int64_t logical_length, int64_t prefix_length)
+    : pool_(&pool), logical_length_(logical_length), prefix_length_(prefix_length), bag_(pool) {}
+
+std::shared_ptr<const Document> Document::full(Sequence& sequence, int64_t prefix_length) {
+  CHECK_EQ(sequence.first_position(), 0);
+  CHECK_GE(prefix_length, 0);
+  CHECK_LE(prefix_length, sequence.length());
+  BlockPool& pool = sequence.pool();
+  std::shared_ptr<Document> document(new Document(pool, sequence.length(), prefix_length));
+  const bool has_global = sequence.table(0).window() == 0;
+  document->global_layers_ = has_global ? pool.geometry().layers_per_block : 0;
+  document->runs_ = sequence.share(sequence.length());
+  return document;
+}
+
+int64_t Document::retained(int layer, int head) const {
+  CHECK_LT(layer, global_layers_);
+  return compressed_ ? lengths_[list_index(pool_->geometry(), layer, head)] : logical_length_;
+}
+
+int64_t Document::pages_used() const {
+  if (compressed_) {
+    return static_cast<int64_t>(pages_.size());
+  }
+  const KvGeometry& geometry = pool_->geometry();
+  return int64_t{global_layers_} * geometry.kv_heads * geometry.pages_for(logical_length_);
+}
+
+int64_t Document::blocks_held() const {
+  int64_t blocks = bag_.size();
+  for (const BlockRun& run : runs_) {
+    blocks += run.blocks.size();
+  }
+  return blocks;
+}
+
+Segment Document::segment(int group) const {
+  if (group != 0 || !compressed_) {
+    return uniform_segment(*pool_, runs_[static_cast<size_t>(group)], 0);
+  }
+  const KvGeometry& geometry = pool_->geometry();
+  Segment segment;
+  segment.base = pool_->base();
+  segment.ids = pages_.data();
+  segment.first = first_.data();
+  segment.lengths = lengths_.data();
+  segment.scale = static_cast<uint64_t>(geometry.page.page_bytes() / PageLayout::kUnit);
+  segment.heads = geometry.kv_heads;
+  return segment;
+}
+
+KvView Document::view(int group) const {
+  KvView view;
+  view.push(segment(group));
+  return view;
+}
+
+void Document::count_refs(std::span<uint32_t> refs) const {
+  bag_.count_refs(refs);
+  for (const BlockRun& run : runs_) {
+    run.blocks.count_refs(refs);
+  }
+}
+
+DocumentBuilder::DocumentBuilder(std::shared_ptr<const Document> full, KeptSets kept)
+    : full_(std::move(full)), kept_(std::move(kept)) {
+  CHECK(!full_->compressed_);
+  CHECK_GT(full_->global_layers_, 0);
+  BlockPool& pool = *full_->pool_;
+  const KvGeometry& geometry = pool.geometry();
+  check_kept(kept_, *full_, geometry);
+
+  document_.reset(new Document(pool, full_->logical_length_, full_->prefix_length_));
+  document_->global_layers_ = full_->global_layers_;
+  document_->compressed_ = true;
+  const int64_t shared_pages = full_->prefix_length_ / geometry.page.page_tokens;
+  shared_pairs_ = shared_pages * geometry.page.page_tokens;
+  document_->runs_.push_back({0, shared_pairs_, full_->runs_[0].blocks.share(0, shared_pages)});
+  for (size_t group = 1; group < full_->runs_.size(); ++group) {
+    const BlockRun& run = full_->runs_[group];
+    document_->runs_.push_back(
+        {run.first_page, run.length, run.blocks.share(0, run.blocks.size())});
+  }
+
+  int64_t own_pages = 0;
+  for (int layer = 0; layer < kept_.layers; ++layer) {
+    for (int head = 0; head < kept_.heads; ++head) {
+      const int64_t kept_pairs = static_cast<int64_t>(kept_.head(layer, head).size());
+      const int64_t length = full_->prefix_length_ + kept_pairs;
+      document_->lengths_.push_back(static_cast<uint32_t>(length));
+      own_pages += geometry.pages_for(length - shared_pairs_);
+    }
+  }
+  const int64_t block_pages = geometry.pages_per_block();
+  blocks_needed_ = (own_pages + block_pages - 1) / block_pages;
+}
+
+void DocumentBuilder::take_blocks(BlockReservation& reservation) {
+  CHECK(document_->first_.empty());
+  BlockPool& pool = *document_->pool_;
+  const KvGeometry& geometry = pool.geometry();
+  for (int64_t i = 0; i < blocks_needed_; ++i) {
+    document_->bag_.push(pool.take(reservation));
+  }
+  const BlockList& prefix = document_->runs_[0].blocks;
+  int64_t bag_page = 0;  // the bag's pages go to the lists in order
+  for (size_t list = 0; list < document_->lengths_.size(); ++list) {
+    document_->first_.push_back(static_cast<uint32_t>(document_->pages_.size()));
+    for (int64_t i = 0; i < prefix.size(); ++i) {
+      const PageId page = pool.page_id({prefix.ids()[i]}, static_cast<int64_t>(list));
+      document_->pages_.push_back(page.value);
+    }
+    const int64_t own_pairs = document_->lengths_[list] - shared_pairs_;
+    for (int64_t i = geometry.pages_for(own_pairs); i > 0; --i, ++bag_page) {
+      const BlockId block{document_->bag_.ids()[bag_page / geometry.pages_per_block()]};
+      const PageId page = pool.page_id(block, bag_page % geometry.pages_per_block());
+      document_->pages_.push_back(page.value);
+    }
+  }
+}
+
+Segment DocumentBuilder::target() const {
+  CHECK(!document_->first_.empty());
+  return document_->segment(0);
+}
+
+std::vector<uint32_t> DocumentBuilder::source_pairs(int layer, int head) const {
+  const std::span<const uint32_t> kept = kept_.head(layer, head);
+  const int64_t prefix_length = document_->prefix_length_;
+  std::vector<uint32_t> pairs(static_cast<size_t>(prefix_length - shared_pairs_));
+  std::iota(pairs.begin(), pairs.end(), static_cast<uint32_t>(shared_pairs_));
+  pairs.reserve(pairs.size() + kept.size());
+  std::transform(kept.begin(), kept.end(), std::back_inserter(pairs),
+                 [&](uint32_t pair) { return static_cast<uint32_t>(prefix_length) + pair; });
+  return pairs;
+}
+
+std::shared_ptr<const Document> DocumentBuilder::finish() {
+  CHECK(!document_->first_.empty());
+  full_.reset();
+  return std::shared_ptr<const Document>(std::move(document_));
+}
+
+}  // namespace pagezip
