@@ -1,0 +1,107 @@
+// KVzip scores by context reconstruction: how much each KV pair of a document is needed to repeat
+// it.
+//
+// Kim et al. 2025, "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction", §3,
+// with the key set and prompts of the released code. The document is cut into chunks of m tokens.
+// For each chunk the model reads "repeat the previous context" and the chunk's own text, at the
+// positions behind the document, attending to the whole full cache. The score of a pair is the
+// largest attention probability that any of these rows gives it, softmax taken over {system prefix,
+// this chunk, the rows so far}; here as its natural logarithm, in float32.
+//
+// Work is layer-major: one layer for all rows of a chunk, in tiles of rows, then the next. So only
+// the residual stream and one layer's own K/V live (ScoreSlot), no pool blocks are taken, and no
+// [rows, keys] matrix exists. Chunks are independent of each other, and any order of work gives the
+// same bits.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/transformer.h"
+#include "paging/document.h"
+#include "paging/selection.h"
+
+namespace pagezip {
+
+/// Token ids around a chunk's own text in its repeat prompt.
+struct RepeatPrompts {
+  static constexpr int kOverlap = 8;  // last tokens of the previous chunk, to say where to start
+
+  std::vector<TokenId> first;    // "\n\nRepeat the previous context exactly."
+  std::vector<TokenId> next;     // "\n\nRepeat the part ... starting with ", then the overlap
+  std::vector<TokenId> postfix;  // from the end of the user's text to the assistant's
+
+  /// Rows of the longest repeat prompt of a document of `tokens` tokens in chunks of `chunk`.
+  int64_t rows_max(int64_t tokens, int64_t chunk) const;
+};
+
+enum class ScoreFunction : uint8_t {
+  kProbability,  // KVzip
+  kLogit,        // the softmax-free variant: the largest scaled q·k
+};
+
+/// Memory of one scoring job: allocated once, reused by any number of jobs.
+class ScoreSlot {
+ public:
+  ScoreSlot(const Transformer& transformer, int64_t rows_max);
+  int64_t rows_max() const { return rows_max_; }
+  int64_t bytes() const;
+
+ private:
+  friend class ScoreJob;
+  int64_t rows_max_;
+  AlignedBytes kv_;            // K/V of one layer, pages in order
+  std::vector<uint32_t> ids_;  // 0, 1, 2, ...
+  Segment segment_;
+  std::vector<float> hidden_;  // [rows_max, hidden], the residual stream
+};
+
+/// One document being scored, tile by tile. Engine thread only.
+class ScoreJob {
+ public:
+  /// Tiles of one layer have this many rows: some milliseconds of work.
+  static constexpr int64_t kTileRows = 256;
+
+  /// `context`: the document's own tokens, behind its prefix. REQUIRES: `full` is not compressed
+  /// and has a global group, the slot holds the longest repeat prompt, and all positions lie within
+  /// the model's limit. Borrows everything but `full`.
+  ScoreJob(Transformer& transformer, ScoreSlot& slot, std::shared_ptr<const Document> full,
+           std::span<const TokenId> context, const RepeatPrompts& prompts, int64_t chunk_tokens,
+           ScoreFunction function);
+
+  int64_t chunks() const;
+  /// Scores one chunk from start to end; chunks may be done in any order.
+  void run_chunk(int64_t chunk);
+  /// One tile of one layer, chunks in order. False when nothing is left.
+  bool step();
+  int64_t tokens_done() const { return tokens_done_; }  // of the context, about
+
+  /// The scores, when all chunks are done. Leaves the job empty.
+  ScoreSet take() { return std::move(scores_); }
+
+ private:
+  void start_chunk(int64_t chunk);
+  // One tile of the current layer; true when it was the chunk's last.
+  bool run_tile();
+
+  Transformer& transformer_;
+  ScoreSlot& slot_;
+  std::shared_ptr<const Document> full_;
+  std::span<const TokenId> context_;
+  const RepeatPrompts& prompts_;
+  int64_t chunk_tokens_;
+  ScoreFunction function_;
+  ScoreSet scores_;
+  int last_layer_ = 0;  // the last global one; nothing behind it matters
+  RopeTables rope_;
+
+  int64_t chunk_ = -1;  // in hand, or -1
+  int64_t next_chunk_ = 0;
+  int64_t tokens_done_ = 0;
+  int64_t rows_ = 0;  // of the chunk's repeat prompt
+  int layer_ = 0;
+  int64_t row_ = 0;  // the next tile's first
+};
+
+}  // namespace pagezip
