@@ -1,8 +1,6 @@
 // Operations on pages, for every backend: store_kv, attend with and without the scores' LSE, score
-// and copy_pairs, against naive float64 loops on plain arrays (kernels_test_util.h).
-#include <numeric>
-
-#include "tests/kernels_test_util.h"
+// and copy_pairs, against naive float64 loops on plain arrays (kernels_attention_util.h).
+#include "tests/kernels_attention_util.h"
 
 namespace pagezip::test {
 namespace {
@@ -16,47 +14,9 @@ class AttentionKernelsTest : public testing::TestWithParam<const Kernels*> {
 INSTANTIATE_TEST_SUITE_P(Backends, AttentionKernelsTest, testing::ValuesIn(backends()),
                          backend_name);
 
-constexpr int kLayers = 2;
-
-KvType random_type(Prng& prng) { return pick(prng, {KvType::kF32, KvType::kF16, KvType::kBF16}); }
-
-AttendProblem random_shape(Prng& prng) {
-  AttendProblem problem;
-  problem.page.k_type = random_type(prng);
-  problem.page.v_type = prng.chance(0.5) ? problem.page.k_type : random_type(prng);
-  problem.page.page_tokens = pick(prng, {16, 32, 64});
-  problem.page.head_dim = pick(prng, {16, 64, 64, 80, 128, 256});
-  problem.layers = kLayers;
-  problem.layer = static_cast<int>(prng.below(kLayers));
-  problem.kv_heads = pick(prng, {1, 2, 3});
-  problem.heads = problem.kv_heads * pick(prng, {1, 3, 4, 7, 8});
-  // From nearly uniform weights to nearly one-hot ones.
-  problem.scale = static_cast<float>(pick(prng, {0.1, 1.0, 10.0}) /
-                                     std::sqrt(static_cast<double>(problem.page.head_dim)));
-  return problem;
-}
-
 int64_t random_length(Prng& prng, int page_tokens) {
   return pick<int64_t>(prng, {0, 1, page_tokens - 1, page_tokens, page_tokens + 1, 3 * page_tokens,
                               100, 255, 256, 257, prng.range(0, 520)});
-}
-
-void push_segment(Prng& prng, AttendProblem& problem, const std::vector<int64_t>& lengths,
-                  int64_t first_position) {
-  problem.segments.push_back(
-      random_segment(prng, problem.page, problem.layers, problem.kv_heads, lengths));
-  problem.segments.back().first_position = first_position;
-}
-
-/// Pairs that lie behind the window of every row are dropped in whole pages, as the pool does.
-void drop_pairs_behind_window(AttendProblem& problem) {
-  for (PlainSegment& segment : problem.segments) {
-    const int64_t first_seen = problem.first_position - problem.window + 1 - segment.first_position;
-    const int64_t length = segment.length(0, problem.page.head_dim);
-    if (problem.window > 0 && !segment.ragged) {
-      segment.first_pair = std::clamp<int64_t>(first_seen, 0, length);
-    }
-  }
 }
 
 /// Up to four segments, one after the other in positions, and rows that read them.
@@ -81,7 +41,8 @@ AttendProblem random_problem(Prng& prng) {
       position += length;
     }
   }
-  const int64_t rows = pick<int64_t>(prng, {1, 1, 2, 5, 31, 33});
+  const int64_t rows =
+      affordable_rows(problem, position, pick<int64_t>(prng, {1, 1, 2, 5, 31, 33}));
   problem.q = random_matrix(prng, rows, problem.heads * problem.page.head_dim, 1,
                             pick<int64_t>(prng, {0, 5}));
   // At the end of the last segment as in a step, or anywhere after the ragged pairs.
@@ -95,11 +56,6 @@ AttendProblem random_problem(Prng& prng) {
   }
   return problem;
 }
-
-struct AttendResult {
-  Matrix out{0, 0};
-  Matrix lse{0, 0};
-};
 
 void expect_close(const AttendProblem& problem, const AttendResult& result, bool with_out,
                   const std::string& what) {
@@ -120,42 +76,6 @@ void expect_close(const AttendProblem& problem, const AttendResult& result, bool
           << what << ", LSE of row " << i / problem.heads << ", head " << i % problem.heads;
     }
   }
-}
-
-/// Builds the view of a problem and keeps its pages.
-struct PagedView {
-  std::vector<PagedSegment> segments;
-  KvView view;
-};
-
-PagedView make_view(const Kernels& kernels, ThreadPool& pool, const AttendProblem& problem,
-                    uint64_t seed) {
-  PagedView paged;
-  for (const PlainSegment& segment : problem.segments) {
-    paged.segments.push_back(
-        make_pages(kernels, pool, problem.page, problem.layers, problem.kv_heads, segment, seed++));
-    paged.view.push(paged.segments.back().segment);
-  }
-  return paged;
-}
-
-AttendResult run_attend(const Kernels& kernels, ThreadPool& pool, const AttendProblem& problem,
-                        bool with_out, uint64_t seed) {
-  const PagedView paged = make_view(kernels, pool, problem, seed);
-  const AttentionSpan span{0,           problem.q.rows, problem.first_position,
-                           &paged.view, problem.layer,  problem.window};
-  AttendResult result{Matrix(problem.q.rows, problem.q.cols, kNan, 3),
-                      Matrix(problem.q.rows, problem.heads, kNan, 3)};
-  ScoreRange score;
-  if (problem.score) {
-    score = {problem.score->prefix_end, problem.score->chunk_begin, problem.score->chunk_end,
-             result.lse.view()};
-  }
-  kernels.attend({problem.page, problem.heads, problem.kv_heads, problem.scale, problem.q.view(),
-                  with_out ? result.out.view() : MatrixView<float>(), std::span(&span, 1),
-                  problem.score ? &score : nullptr},
-                 pool);
-  return result;
 }
 
 TEST_P(AttentionKernelsTest, AttendMatchesNaiveSoftmax) {
@@ -253,7 +173,7 @@ AttendProblem random_score_problem(Prng& prng) {
   if (prng.chance(0.7)) {
     push_segment(prng, problem, {tail}, length);
   }
-  const int64_t rows = pick<int64_t>(prng, {1, 2, 17, 31});
+  const int64_t rows = affordable_rows(problem, length, pick<int64_t>(prng, {1, 2, 17, 31}));
   problem.first_position = length + prng.range(0, tail);
   problem.q = random_matrix(prng, rows, problem.heads * problem.page.head_dim);
   const int64_t chunk = std::min(length, pick<int64_t>(prng, {0, 1, 15, 16, 17, 300}));
@@ -275,7 +195,7 @@ TEST_P(AttentionKernelsTest, ScoreRangeLse) {
   }
 }
 
-// A batch: spans in an order of their own, each with its own view, window and layer.
+// Spans with views, windows and layers of their own.
 TEST_P(AttentionKernelsTest, SeveralSpans) {
   Prng prng(5);
   const AttendProblem shape = random_shape(prng);
@@ -292,30 +212,9 @@ TEST_P(AttentionKernelsTest, SeveralSpans) {
     drop_pairs_behind_window(problem);
     problems.push_back(problem);
   }
-  std::vector<PagedView> views;
-  std::vector<int64_t> first_rows;
-  int64_t rows = 0;
-  for (const AttendProblem& problem : problems) {
-    first_rows.push_back(rows);
-    rows += problem.q.rows;
-    views.push_back(make_view(kernels(), pool_, problem, views.size()));
-  }
-  Matrix q(rows, shape.heads * shape.page.head_dim);
-  Matrix out(rows, q.cols, kNan);
-  std::vector<AttentionSpan> spans;
-  for (const uint32_t i : shuffled(prng, 6)) {
-    const AttendProblem& problem = problems[i];
-    spans.push_back({first_rows[i], problem.q.rows, problem.first_position, &views[i].view,
-                     problem.layer, problem.window});
-    std::copy_n(problem.q.data.data(), problem.q.rows * q.cols, q.row(first_rows[i]));
-  }
-  kernels().attend(
-      {shape.page, shape.heads, shape.kv_heads, shape.scale, q.view(), out.view(), spans, nullptr},
-      pool_);
+  const auto results = attend_batch(kernels(), pool_, problems, true, 7);
   for (size_t i = 0; i < problems.size(); ++i) {
-    AttendResult result{Matrix(problems[i].q.rows, q.cols), Matrix(0, 0)};
-    std::copy_n(out.row(first_rows[i]), problems[i].q.rows * q.cols, result.out.data.data());
-    expect_close(problems[i], result, true, "span " + std::to_string(i));
+    expect_close(problems[i], results[i], true, "span " + std::to_string(i));
   }
 }
 
@@ -324,7 +223,7 @@ TEST_P(AttentionKernelsTest, Score) {
     Prng prng(2000 + seed);
     const AttendProblem problem = random_score_problem(prng);
     const PageLayout& page = problem.page;
-    const PagedView paged = make_view(kernels(), pool_, problem, seed);
+    const PagedView paged = make_view(kernels(), problem, seed);
     const int64_t chunk = problem.score->chunk_end - problem.score->chunk_begin;
     const bool with_lse = prng.chance(0.6);
     const Matrix lse = random_matrix(prng, problem.q.rows, problem.heads, 3, 2);
