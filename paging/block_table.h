@@ -36,6 +36,9 @@ struct BlockRun {
   int64_t first_page = 0;
   int64_t length = 0;  // pairs, counted from pair 0
   BlockList blocks;
+
+  /// Pins the same blocks once more.
+  BlockRun share() const { return {first_page, length, blocks.share(0, blocks.size())}; }
 };
 
 /// The uniform segment of a run; borrows the run's ids.

@@ -111,9 +111,7 @@ DocumentBuilder::DocumentBuilder(std::shared_ptr<const Document> full, KeptSets 
   shared_pairs_ = shared_pages * geometry.page.page_tokens;
   document_->runs_.push_back({0, shared_pairs_, full_->runs_[0].blocks.share(0, shared_pages)});
   for (size_t group = 1; group < full_->runs_.size(); ++group) {
-    const BlockRun& run = full_->runs_[group];
-    document_->runs_.push_back(
-        {run.first_page, run.length, run.blocks.share(0, run.blocks.size())});
+    document_->runs_.push_back(full_->runs_[group].share());
   }
 
   int64_t own_pages = 0;

@@ -7,6 +7,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cinttypes>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -218,10 +221,9 @@ class Simulation {
     if (source.document != nullptr || source.sequence.length() == 0) {
       return;
     }
-    DocumentRecord record;
     const int64_t prefix_length = prng_.chance(0.3) ? 0 : prng_.range(0, source.sequence.length());
-    record.document = Document::full(source.sequence, prefix_length);
-    record.stamps = source.stamps;
+    DocumentRecord record{
+        Document::full(source.sequence, prefix_length), source.stamps, std::nullopt, {}};
     source.frozen = source.sequence.length();
     readers_.push_back(std::make_shared<const DocumentRecord>(std::move(record)));
     if (prng_.chance(0.5)) {
@@ -278,8 +280,8 @@ class Simulation {
     DocumentRecord record{builder.finish(), full->stamps, std::move(kept), full};
     readers_.push_back(std::make_shared<const DocumentRecord>(std::move(record)));
     ++reached_["compressed"];
-    const int64_t page_tokens = page().page_tokens;
-    reached_["partial_prefix"] += full->document->prefix_length() % page_tokens != 0 ? 1 : 0;
+    const int64_t partial = full->document->prefix_length() % page().page_tokens;
+    reached_["partial_prefix"] += partial != 0 ? 1 : 0;
   }
 
   void copy_pairs(const DocumentBuilder& builder, int layer, int head) {
@@ -406,8 +408,7 @@ class Simulation {
       for (int group = 0; group < reader->document->groups(); ++group) {
         verify_document(reader->document->segment(group), group, *reader);
       }
-      const bool orphan = reader->kept.has_value() && reader->full_version.expired();
-      reached_["outlived_full_version"] += orphan ? 1 : 0;
+      reached_["outlived_full_version"] += reader->kept && reader->full_version.expired() ? 1 : 0;
     }
     for (const SimSequence& live : sequences_) {
       for (int group = 0; group < live.sequence.groups(); ++group) {
@@ -437,10 +438,7 @@ class Simulation {
     if (builder != nullptr) {
       builder->count_refs(pins);
     }
-    const std::string violation = pool_.audit_owners(pins, reserved);
-    if (!violation.empty()) {
-      fail(violation);
-    }
+    fail(pool_.audit_owners(pins, reserved));
   }
 
   SimOptions options_;
@@ -455,26 +453,32 @@ class Simulation {
   std::string failure_;
 };
 
-struct SimResult {
-  std::string failure;
-  uint64_t trace;
-};
+uint64_t running_seed = 0;
 
-SimResult simulate(uint64_t seed, Reached& reached) {
-  Prng prng(seed);
-  Simulation simulation(SimOptions::swarm(prng), prng, reached);
-  std::string failure = simulation.run();
-  return {std::move(failure), simulation.trace()};
+/// Runs a seed and returns its trace. Reports a violation before the pool's destructor can find it
+/// too and end the process; a failed CHECK reports the seed as well.
+uint64_t simulate(uint64_t seed, Reached& reached) {
+  running_seed = seed;
+  std::signal(SIGABRT, [](int) { std::fprintf(stderr, "SIM_SEED=%" PRIu64 "\n", running_seed); });
+  uint64_t trace = 0;
+  {
+    Prng prng(seed);
+    Simulation simulation(SimOptions::swarm(prng), prng, reached);
+    EXPECT_EQ(simulation.run(), "") << "SIM_SEED=" << seed;
+    trace = simulation.trace();
+  }
+  std::signal(SIGABRT, SIG_DFL);
+  return trace;
 }
 
 TEST(PagingSim, Swarm) {
   Reached reached;
   if (const char* seed = std::getenv("SIM_SEED")) {
-    ASSERT_EQ(simulate(std::strtoull(seed, nullptr, 10), reached).failure, "");
+    simulate(std::strtoull(seed, nullptr, 10), reached);
     return;
   }
-  for (uint64_t seed = 1; seed <= 300; ++seed) {
-    ASSERT_EQ(simulate(seed, reached).failure, "") << "reproduce with SIM_SEED=" << seed;
+  for (uint64_t seed = 1; seed <= 300 && !HasFailure(); ++seed) {
+    simulate(seed, reached);
   }
   for (const char* path : {"refused", "adopted", "truncated", "window_dropped",
                            "continued_behind_document", "compressed", "abandoned", "partial_prefix",
@@ -485,7 +489,7 @@ TEST(PagingSim, Swarm) {
 
 TEST(PagingSim, SameSeedSameRun) {
   Reached reached;
-  EXPECT_EQ(simulate(7, reached).trace, simulate(7, reached).trace);
+  EXPECT_EQ(simulate(7, reached), simulate(7, reached));
 }
 
 }  // namespace
