@@ -15,7 +15,8 @@ namespace {
 
 // Long enough to bridge the serial parts between two kernels of a decode step, short enough that an
 // idle engine leaves the core to others.
-constexpr int kSpins = 20'000;
+constexpr int kSpins = 2'000;
+constexpr int kSpinsBeforeYield = 500;
 
 void relax() {
 #if defined(__x86_64__)
@@ -60,8 +61,9 @@ void ThreadPool::parallel_for(int64_t items, const std::function<void(int64_t, i
   epoch_.notify_all();
   run_items(0);
   // Workers leave as soon as no item is left; they must have left before `body` dies.
-  while (workers_busy_.load(std::memory_order_acquire) != 0) {
-    relax();
+  for (int spin = 0; workers_busy_.load(std::memory_order_acquire) != 0; ++spin) {
+    // A worker that has lost its core to another process needs ours to come back.
+    spin < kSpinsBeforeYield ? relax() : std::this_thread::yield();
   }
 }
 
