@@ -5,7 +5,7 @@ set -euo pipefail
 
 packages=(
   build-essential cmake ninja-build pkg-config git
-  libhwy-dev libxxhash-dev libpcre2-dev libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev
+  libhwy-dev libxxhash-dev libpcre2-dev libfmt-dev libcli11-dev nlohmann-json3-dev
   libgtest-dev libgmock-dev libbenchmark-dev
   python3-venv                  # the model download runs pip in a virtual environment
   clang-format-14 clang-tidy-19 # versions are pinned: other ones format and warn differently
