@@ -1,16 +1,14 @@
-#include "kernels/cpu/simd.h"
-
+// Softmax and what works element by element, in float32.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
-#include "kernels/half.h"
+#include "kernels/cpu/simd.h"
 
 // Three levels are enough: the x86-64 baseline, AVX2, and AVX-512.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/simd.cc"
+#define HWY_TARGET_INCLUDE "kernels/cpu/simd_math.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -22,137 +20,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::CappedTag<float, 16>;
 using V = hn::Vec<D>;
 constexpr int64_t kLanes = HWY_MAX_BYTES / 4 > 16 ? 16 : HWY_MAX_BYTES / 4;
-
-// ---- products ----
-
-// kRows x (kVectors * kLanes) outputs in registers.
-template <int kRows, int kVectors>
-HWY_INLINE void gemm_tile(const float* HWY_RESTRICT a, int64_t lda, const float* HWY_RESTRICT b,
-                          int64_t ldb, float* HWY_RESTRICT c, int64_t ldc, int64_t k,
-                          bool accumulate) {
-  const D d;
-  V sums[kRows][kVectors];
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      sums[r][v] = accumulate ? hn::LoadU(d, c + r * ldc + v * kLanes) : hn::Zero(d);
-    }
-  }
-  for (int64_t i = 0; i < k; ++i) {
-    V column[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      column[v] = hn::LoadU(d, b + i * ldb + v * kLanes);
-    }
-    for (int r = 0; r < kRows; ++r) {
-      const V left = hn::Set(d, a[r * lda + i]);
-      for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] = hn::MulAdd(left, column[v], sums[r][v]);
-      }
-    }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      hn::StoreU(sums[r][v], d, c + r * ldc + v * kLanes);
-    }
-  }
-}
-
-constexpr int kTileRows = 6;
-constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // 24 of 32 or 12 of 16 registers hold sums
-
-template <int kRows>
-HWY_INLINE void gemm_rows(const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
-                          int64_t ldc, int64_t k, int64_t cols, bool accumulate) {
-  int64_t j = 0;
-  for (; j + kTileVectors * kLanes <= cols; j += kTileVectors * kLanes) {
-    gemm_tile<kRows, kTileVectors>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
-  }
-  for (; j < cols; j += kLanes) {
-    gemm_tile<kRows, 1>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
-  }
-}
-
-void gemm(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
-          int64_t rows, int64_t k, int64_t cols, bool accumulate) {
-  int64_t r = 0;
-  for (; r + kTileRows <= rows; r += kTileRows) {
-    gemm_rows<kTileRows>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, k, cols, accumulate);
-  }
-  a += r * lda;
-  c += r * ldc;
-  switch (rows - r) {
-    case 5:
-      return gemm_rows<5>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
-    case 4:
-      return gemm_rows<4>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
-    case 3:
-      return gemm_rows<3>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
-    case 2:
-      return gemm_rows<2>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
-    case 1:
-      return gemm_rows<1>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
-    default:
-      return;
-  }
-}
-
-// ---- conversions ----
-
-template <typename Element>
-HWY_INLINE void widen_rows(const Element* HWY_RESTRICT source, float* HWY_RESTRICT target,
-                           int64_t target_stride, int64_t rows, int64_t cols) {
-  const D d;
-  const hn::Rebind<Element, D> narrow_tag;
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t i = 0; i < cols; i += kLanes) {
-      const auto values = hn::LoadU(narrow_tag, source + r * cols + i);
-      hn::StoreU(hn::PromoteTo(d, values), d, target + r * target_stride + i);
-    }
-  }
-}
-
-void widen(KvType type, const void* source, float* target, int64_t target_stride, int64_t rows,
-           int64_t cols) {
-  switch (type) {
-    case KvType::kF32:
-      for (int64_t r = 0; r < rows; ++r) {
-        std::memcpy(target + r * target_stride, static_cast<const float*>(source) + r * cols,
-                    static_cast<size_t>(cols) * sizeof(float));
-      }
-      return;
-    case KvType::kF16:
-      return widen_rows(static_cast<const hwy::float16_t*>(source), target, target_stride, rows,
-                        cols);
-    case KvType::kBF16:
-      return widen_rows(static_cast<const hwy::bfloat16_t*>(source), target, target_stride, rows,
-                        cols);
-  }
-}
-
-void narrow_f16(const float* HWY_RESTRICT source, uint16_t* HWY_RESTRICT target, int64_t count) {
-#if HWY_TARGET <= HWY_AVX2  // F16C rounds to nearest even; emulations need not
-  const D d;
-  const hn::Rebind<hwy::float16_t, D> df16;
-  for (int64_t i = 0; i < count; i += kLanes) {
-    hn::StoreU(hn::DemoteTo(df16, hn::LoadU(d, source + i)), df16,
-               reinterpret_cast<hwy::float16_t*>(target) + i);
-  }
-#else
-  std::transform(source, source + count, target, float_to_f16);
-#endif
-}
-
-void narrow(KvType type, const float* source, void* target, int64_t count) {
-  switch (type) {
-    case KvType::kF32:
-      std::memcpy(target, source, static_cast<size_t>(count) * sizeof(float));
-      return;
-    case KvType::kF16:
-      return narrow_f16(source, static_cast<uint16_t*>(target), count);
-    case KvType::kBF16:
-      std::transform(source, source + count, static_cast<uint16_t*>(target), float_to_bf16);
-      return;
-  }
-}
 
 // ---- softmax ----
 
@@ -402,20 +269,16 @@ void quantize(const float* x, int8_t* q8, float* scales, int32_t* sums, int64_t 
   }
 }
 
-SimdOps make_ops() {
-  return {hwy::TargetName(HWY_TARGET),
-          gemm,
-          widen,
-          narrow,
-          softmax,
-          softmax_state,
-          merge_outputs,
-          column_max,
-          rms_norm,
-          rope,
-          gate,
-          add,
-          quantize};
+void set_math(SimdOps& ops) {
+  ops.softmax = softmax;
+  ops.softmax_state = softmax_state;
+  ops.merge_outputs = merge_outputs;
+  ops.column_max = column_max;
+  ops.rms_norm = rms_norm;
+  ops.rope = rope;
+  ops.gate = gate;
+  ops.add = add;
+  ops.quantize = quantize;
 }
 
 }  // namespace HWY_NAMESPACE
@@ -425,12 +288,9 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace pagezip::cpu {
 
-HWY_EXPORT(make_ops);
+HWY_EXPORT(set_math);
 
-const SimdOps& simd_ops() {
-  static const SimdOps kOps = HWY_DYNAMIC_DISPATCH(make_ops)();
-  return kOps;
-}
+void set_math_ops(SimdOps& ops) { HWY_DYNAMIC_DISPATCH(set_math)(ops); }
 
 }  // namespace pagezip::cpu
 #endif
