@@ -80,6 +80,7 @@ void panel_side(const PanelArgs& args, int side) {
   constexpr int kScales = 32 / kSub;
   constexpr int kQuantBytes = kBits == 8 ? 512 : kBits == 6 ? 384 : kBits == 5 ? 320 : 256;
   __m256 sums[kRows];
+#pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
     sums[r] = _mm256_setzero_ps();
   }
@@ -93,6 +94,7 @@ void panel_side(const PanelArgs& args, int side) {
       const std::byte* sub_scales = p + kQuantBytes + 8 * side;
       for (int s = 0; s < kScales; ++s) {
         __m256i dots[kRows];
+#pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           // 8-bit quants are made signed above, so nothing is to be subtracted.
           const int64_t group = (r * args.blocks + block) * kScales + s;
@@ -100,6 +102,7 @@ void panel_side(const PanelArgs& args, int side) {
         }
         for (int v = s * 8 / kScales; v < (s + 1) * 8 / kScales; ++v) {
           const __m256i w = unpack<kBits>(p, v, side);
+#pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
             dots[r] = dot<kBits>(dots[r], w, args.q8 + (r * args.blocks + block) * 32 + 4 * v);
           }
@@ -109,6 +112,7 @@ void panel_side(const PanelArgs& args, int side) {
             kMinimum && kSubScales
                 ? _mm256_mul_ps(dmin, load_uint8(sub_scales + 16 * (kScales + s)))
                 : dmin;
+#pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           const __m256 activation = _mm256_set1_ps(args.scales[r * args.blocks + block]);
           sums[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[r]), _mm256_mul_ps(scale, activation),
@@ -122,6 +126,7 @@ void panel_side(const PanelArgs& args, int side) {
       p += kQuantBytes + (kSubScales ? 16 * kScales * (kMinimum ? 2 : 1) : 0);
     }
   }
+#pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
     _mm256_storeu_ps(args.out + r * args.out_stride + 8 * side, sums[r]);
   }

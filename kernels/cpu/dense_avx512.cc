@@ -85,6 +85,7 @@ template <int kBits, int kSub, bool kMinimum, bool kSubScales, int kRows>
 void panel_rows(const PanelArgs& args) {
   constexpr int kScales = 32 / kSub;
   __m512 sums[kRows];
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     sums[r] = _mm512_setzero_ps();
   }
@@ -110,6 +111,7 @@ void panel_rows(const PanelArgs& args) {
         }
       }
       p += kSubScales ? 16 * kScales * (kMinimum ? 2 : 1) : 0;
+#pragma GCC unroll 16  // else g++ keeps the sums in memory
       for (int r = 0; r < kRows; ++r) {
         const int8_t* a = args.q8 + (r * args.blocks + block) * 32;
         const __m512 activation = _mm512_set1_ps(args.scales[r * args.blocks + block]);
@@ -130,6 +132,7 @@ void panel_rows(const PanelArgs& args) {
       }
     }
   }
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     _mm512_storeu_ps(args.out + r * args.out_stride, sums[r]);
   }
