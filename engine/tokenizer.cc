@@ -91,6 +91,14 @@ std::string Tokenizer::decode(std::span<const TokenId> ids, bool with_special) c
   return to_valid_utf8(bytes);
 }
 
+std::optional<Vocabulary::Match> Tokenizer::find_control(std::string_view text, size_t from) const {
+  auto match = vocabulary_->find_special(text, from, true);
+  while (match && !is_control(match->id)) {
+    match = vocabulary_->find_special(text, match->end, true);
+  }
+  return match;
+}
+
 bool Tokenizer::is_end_of_generation(TokenId id) const {
   return std::binary_search(end_of_generation_.begin(), end_of_generation_.end(), id);
 }

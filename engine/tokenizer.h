@@ -53,6 +53,8 @@ class Tokenizer {
   bool add_bos() const { return add_bos_; }
   /// The token whose text is exactly this, control tokens included.
   std::optional<TokenId> find(std::string_view text) const { return vocabulary_->find(text); }
+  /// The first control token written in the text at or after `from`.
+  std::optional<Vocabulary::Match> find_control(std::string_view text, size_t from) const;
   /// Ascending.
   std::span<const TokenId> end_of_generation() const { return end_of_generation_; }
 

@@ -87,13 +87,12 @@ size_t valid_utf8_bytes(std::string_view text) {
   return at;
 }
 
-std::string to_printable(std::string_view text) {
-  constexpr size_t kMaxBytes = 64;
-  std::string printable(text.substr(0, kMaxBytes));
+std::string to_printable(std::string_view text, size_t max_bytes) {
+  std::string printable(text.substr(0, max_bytes));
   for (char& c : printable) {
     if (c < 0x20 || c > 0x7e) c = '?';
   }
-  return text.size() > kMaxBytes ? printable + "..." : printable;
+  return text.size() > max_bytes ? printable + "..." : printable;
 }
 
 }  // namespace pagezip

@@ -32,8 +32,8 @@ std::string to_valid_utf8(std::string_view text);
 /// Bytes of the longest start of `text` that is valid UTF-8.
 size_t valid_utf8_bytes(std::string_view text);
 
-/// At most 64 bytes of untrusted text for an error line, all but printable ASCII as '?'.
-std::string to_printable(std::string_view text);
+/// Untrusted text for an error line: cut after `max_bytes`, all but printable ASCII as '?'.
+std::string to_printable(std::string_view text, size_t max_bytes = 64);
 
 inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";
 
