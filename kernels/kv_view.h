@@ -27,9 +27,12 @@ struct PageLayout {
   int head_dim = 0;      // a multiple of 16
 
   static constexpr int64_t kUnit = 64;
+  /// Of what a page means, for pages that leave the process.
+  static constexpr uint32_t kVersion = 0;
   int64_t k_bytes() const { return padded(bytes_of(k_type) * page_tokens * head_dim); }
   int64_t v_bytes() const { return padded(bytes_of(v_type) * page_tokens * head_dim); }
   int64_t page_bytes() const { return k_bytes() + v_bytes(); }
+  friend bool operator==(const PageLayout&, const PageLayout&) = default;
 
  private:
   static int64_t padded(int64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }

@@ -30,6 +30,17 @@ void check_kept(const KeptSets& kept, const Document& full, const KvGeometry& ge
   }
 }
 
+// Blocks of a bag whose lists begin behind `shared_pairs` pairs of the prefix.
+int64_t bag_blocks(const KvGeometry& geometry, std::span<const uint32_t> lengths,
+                   int64_t shared_pairs) {
+  int64_t pages = 0;
+  for (uint32_t length : lengths) {
+    pages += geometry.pages_for(int64_t{length} - shared_pairs);
+  }
+  const int64_t block_pages = geometry.pages_per_block();
+  return (pages + block_pages - 1) / block_pages;
+}
+
 }  // namespace
 
 Document::Document(BlockPool& pool, int64_t logical_length, int64_t prefix_length)
@@ -45,6 +56,63 @@ std::shared_ptr<const Document> Document::full(Sequence& sequence, int64_t prefi
   document->global_layers_ = has_global ? pool.geometry().layers_per_block : 0;
   document->runs_ = sequence.share(sequence.length());
   return document;
+}
+
+int64_t Document::blocks_for(const KvGeometry& geometry, const CompressedShape& shape) {
+  const int64_t shared_pages = shape.prefix_length / geometry.page.page_tokens;
+  int64_t blocks =
+      shared_pages + bag_blocks(geometry, shape.lengths, shared_pages * geometry.page.page_tokens);
+  for (int64_t first_page : shape.first_pages) {
+    blocks += geometry.pages_for(shape.logical_length) - first_page;
+  }
+  return blocks;
+}
+
+std::shared_ptr<const Document> Document::blank(BlockPool& pool, CompressedShape shape,
+                                                BlockReservation& reservation) {
+  const KvGeometry& geometry = pool.geometry();
+  CHECK_EQ(static_cast<int64_t>(shape.lengths.size()) % geometry.kv_heads, 0);
+  std::shared_ptr<Document> document(new Document(pool, shape.logical_length, shape.prefix_length));
+  document->global_layers_ = static_cast<int>(shape.lengths.size()) / geometry.kv_heads;
+  CHECK_EQ(document->global_layers_, geometry.layers_per_block);
+  document->compressed_ = true;
+  const auto add_run = [&](int64_t first_page, int64_t end_page, int64_t length) {
+    BlockRun run{first_page, length, BlockList(pool)};
+    for (int64_t page = first_page; page < end_page; ++page) {
+      run.blocks.push(pool.take(reservation));
+    }
+    document->runs_.push_back(std::move(run));
+  };
+  const int64_t shared_pages = shape.prefix_length / geometry.page.page_tokens;
+  add_run(0, shared_pages, shared_pages * geometry.page.page_tokens);
+  for (int64_t first_page : shape.first_pages) {
+    add_run(first_page, geometry.pages_for(shape.logical_length), shape.logical_length);
+  }
+  document->lengths_ = std::move(shape.lengths);
+  document->take_bag(reservation);
+  return document;
+}
+
+void Document::take_bag(BlockReservation& reservation) {
+  const KvGeometry& geometry = pool_->geometry();
+  const BlockRun& prefix = runs_[0];
+  for (int64_t i = bag_blocks(geometry, lengths_, prefix.length); i > 0; --i) {
+    bag_.push(pool_->take(reservation));
+  }
+  int64_t bag_page = 0;  // the bag's pages go to the lists in order
+  for (size_t list = 0; list < lengths_.size(); ++list) {
+    first_.push_back(static_cast<uint32_t>(pages_.size()));
+    for (int64_t i = 0; i < prefix.blocks.size(); ++i) {
+      const PageId page = pool_->page_id({prefix.blocks.ids()[i]}, static_cast<int64_t>(list));
+      pages_.push_back(page.value);
+    }
+    const int64_t own_pairs = lengths_[list] - prefix.length;
+    for (int64_t i = geometry.pages_for(own_pairs); i > 0; --i, ++bag_page) {
+      const BlockId block{bag_.ids()[bag_page / geometry.pages_per_block()]};
+      const PageId page = pool_->page_id(block, bag_page % geometry.pages_per_block());
+      pages_.push_back(page.value);
+    }
+  }
 }
 
 int64_t Document::retained(int layer, int head) const {
@@ -114,41 +182,18 @@ DocumentBuilder::DocumentBuilder(std::shared_ptr<const Document> full, KeptSets 
     document_->runs_.push_back(full_->runs_[group].share());
   }
 
-  int64_t own_pages = 0;
   for (int layer = 0; layer < kept_.layers; ++layer) {
     for (int head = 0; head < kept_.heads; ++head) {
       const int64_t kept_pairs = static_cast<int64_t>(kept_.head(layer, head).size());
-      const int64_t length = full_->prefix_length_ + kept_pairs;
-      document_->lengths_.push_back(static_cast<uint32_t>(length));
-      own_pages += geometry.pages_for(length - shared_pairs_);
+      document_->lengths_.push_back(static_cast<uint32_t>(full_->prefix_length_ + kept_pairs));
     }
   }
-  const int64_t block_pages = geometry.pages_per_block();
-  blocks_needed_ = (own_pages + block_pages - 1) / block_pages;
+  blocks_needed_ = bag_blocks(geometry, document_->lengths_, shared_pairs_);
 }
 
 void DocumentBuilder::take_blocks(BlockReservation& reservation) {
   CHECK(document_->first_.empty());
-  BlockPool& pool = *document_->pool_;
-  const KvGeometry& geometry = pool.geometry();
-  for (int64_t i = 0; i < blocks_needed_; ++i) {
-    document_->bag_.push(pool.take(reservation));
-  }
-  const BlockList& prefix = document_->runs_[0].blocks;
-  int64_t bag_page = 0;  // the bag's pages go to the lists in order
-  for (size_t list = 0; list < document_->lengths_.size(); ++list) {
-    document_->first_.push_back(static_cast<uint32_t>(document_->pages_.size()));
-    for (int64_t i = 0; i < prefix.size(); ++i) {
-      const PageId page = pool.page_id({prefix.ids()[i]}, static_cast<int64_t>(list));
-      document_->pages_.push_back(page.value);
-    }
-    const int64_t own_pairs = document_->lengths_[list] - shared_pairs_;
-    for (int64_t i = geometry.pages_for(own_pairs); i > 0; --i, ++bag_page) {
-      const BlockId block{document_->bag_.ids()[bag_page / geometry.pages_per_block()]};
-      const PageId page = pool.page_id(block, bag_page % geometry.pages_per_block());
-      document_->pages_.push_back(page.value);
-    }
-  }
+  document_->take_bag(reservation);
 }
 
 Segment DocumentBuilder::target() const {

@@ -31,6 +31,14 @@
 
 namespace pagezip {
 
+/// What a compressed document is apart from its pairs.
+struct CompressedShape {
+  int64_t logical_length = 0;
+  int64_t prefix_length = 0;
+  std::vector<uint32_t> lengths;     // [global layers, heads], pairs, prefix included
+  std::vector<int64_t> first_pages;  // [sliding groups], where their windows begin
+};
+
 class Document {
  public:
   /// All pairs of `sequence`, of which the first `prefix_length` are the system prefix. Freezes
@@ -38,6 +46,13 @@ class Document {
   /// still has the windows of its next row.
   static std::shared_ptr<const Document> full(Sequence& sequence, int64_t prefix_length);
 
+  /// A compressed document of unspecified pairs, which the caller writes through segment() before
+  /// anyone reads them. REQUIRES: the reservation holds blocks_for(pool.geometry(), shape).
+  static std::shared_ptr<const Document> blank(BlockPool& pool, CompressedShape shape,
+                                               BlockReservation& reservation);
+  static int64_t blocks_for(const KvGeometry& geometry, const CompressedShape& shape);
+
+  const KvGeometry& geometry() const { return pool_->geometry(); }
   /// Positions that the document takes, system prefix included: where a question starts.
   int64_t logical_length() const { return logical_length_; }
   int64_t prefix_length() const { return prefix_length_; }
@@ -67,6 +82,8 @@ class Document {
  private:
   friend class DocumentBuilder;
   Document(BlockPool& pool, int64_t logical_length, int64_t prefix_length);
+  // Fills bag_, pages_ and first_ for lengths_, behind the prefix blocks in runs_[0].
+  void take_bag(BlockReservation& reservation);
 
   BlockPool* pool_;
   int64_t logical_length_;

@@ -1,0 +1,55 @@
+// Files as documents need them: written whole or not at all, read by ranges.
+//
+// One thread per object. Any number of processes may write the same path; the last one wins.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace pagezip {
+
+/// A file that appears under its name at commit(), with all that was written. Until then it is a
+/// temporary of the same folder, which the destructor removes. Throws Error(kOutput).
+class AtomicFile {
+ public:
+  explicit AtomicFile(const std::string& path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write_at(int64_t offset, std::span<const std::byte> bytes);
+  /// The data first, then the name, then the folder, each on the disk before the next: a crash
+  /// leaves the old file or the new one.
+  void commit();
+
+ private:
+  [[noreturn]] void fail(const char* what) const;  // with errno
+
+  std::string path_;
+  std::string temporary_;  // empty once it is gone
+  int fd_ = -1;
+};
+
+/// A regular file. read() and not mmap: a file that somebody cuts off while it is read is an error,
+/// not a signal. Throws Error(kModelFile).
+class InputFile {
+ public:
+  explicit InputFile(const std::string& path);
+  ~InputFile();
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  int64_t size() const { return size_; }  // when it was opened
+  void read_at(int64_t offset, std::span<std::byte> target) const;
+  /// Throws Error(kModelFile, "PATH: what").
+  [[noreturn]] void fail(const std::string& what) const;
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+  int64_t size_ = 0;
+};
+
+}  // namespace pagezip
