@@ -118,11 +118,14 @@ std::string read_text(const std::string& path, std::string_view what) {
   return text;
 }
 
-void check_writable(const std::string& path) {
+void check_writable(const std::string& path, bool to_replace) {
   namespace fs = std::filesystem;
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) {
     fail(ErrorKind::kOutput, "write", path, EISDIR);
+  }
+  if (to_replace && fs::exists(path, ignored) && !fs::is_regular_file(path, ignored)) {
+    throw Error(ErrorKind::kOutput, fmt::format("cannot write {}: not a regular file", path));
   }
   if (fs::exists(path, ignored)) {
     if (access(path.c_str(), W_OK) != 0) {
