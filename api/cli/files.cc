@@ -134,7 +134,8 @@ void check_writable(const std::string& path, bool to_replace) {
     return;
   }
   const fs::path folder = fs::path(path).parent_path();
-  if (access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) != 0) {
+  // The dot: a file in the folder's place is "not a directory".
+  if (access((folder / ".").c_str(), W_OK | X_OK) != 0) {
     fail(ErrorKind::kOutput, "write", path, errno);
   }
 }

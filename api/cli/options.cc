@@ -10,6 +10,7 @@
 
 #include "api/cli/files.h"
 #include "base/error.h"
+#include "engine/utf8.h"
 
 namespace pagezip {
 namespace {
@@ -293,13 +294,18 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   CLI::App app("Answers questions about documents whose KV cache was compressed (KVzip).",
                "pagezip");
   app.formatter(std::make_shared<HelpFormatter>());
-  app.require_subcommand(1);
   app.set_version_flag("--version", "pagezip " PAGEZIP_VERSION);
   app.footer(
       "Exit codes: 0 done, 1 run-time error, 2 usage or bad document, 3 bad model file,\n"
       "4 out of memory, 5 output can't be written, 130 and 143 ended by a signal.");
   add_answering_verbs(app, parsed.options);
   add_file_verbs(app, parsed.options);
+  // CLI11 would only say that a subcommand is required.
+  const auto is_named = [&](const CLI::App* verb) { return verb->get_name() == argv[1]; };
+  if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_named).empty()) {
+    throw Error(ErrorKind::kUsage, fmt::format("there is no command \"{}\"; --help lists them",
+                                               to_printable(argv[1])));
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -311,6 +317,9 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
     return parsed;
   } catch (const CLI::ParseError& error) {
     throw Error(ErrorKind::kUsage, error.what());
+  }
+  if (app.get_subcommands().size() != 1) {
+    throw Error(ErrorKind::kUsage, "one command is needed; --help lists them");
   }
   check_texts(parsed.options);
   return parsed;
