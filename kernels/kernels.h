@@ -150,6 +150,8 @@ struct CopyPairsArgs {
   int64_t target_first = 0;
 };
 
+inline constexpr int kMatmulTargetsMax = 8;
+
 /// A backend. Every function may use the pool's threads; copy_pairs runs on the calling thread
 /// alone, so that its callers can spread (layer, head) over threads.
 struct Kernels {
@@ -159,7 +161,8 @@ struct Kernels {
   /// Prepares x for matmul; `out` keeps a view of x.
   void (*prepare)(MatrixView<const float> x, ActivationType activations, Activations& out,
                   ThreadPool& pool);
-  /// out = x · weightᵀ + bias for every target. REQUIRES: packed and prepared with the same type.
+  /// out = x · weightᵀ + bias for every target. REQUIRES: packed and prepared with the same type; at
+  /// most kMatmulTargetsMax targets.
   void (*matmul)(const Activations& x, ActivationType activations,
                  std::span<const MatmulTarget> targets, ThreadPool& pool);
   /// out[i] = x[i] / sqrt(mean(x[i]²) + eps) * weight, row by row; out may be x.

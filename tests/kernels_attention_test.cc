@@ -106,6 +106,22 @@ TEST_P(AttentionKernelsTest, LongAndManyRows) {
   }
 }
 
+// A segment begins at its first page, whether or not a window hides what came before.
+TEST_P(AttentionKernelsTest, FirstPageWithoutWindow) {
+  Prng prng(6);
+  for (const int64_t first_pair : {16, 260, 300}) {
+    AttendProblem problem;
+    problem.page = {KvType::kF16, KvType::kF16, 16, 64};
+    problem.heads = 2;
+    problem.scale = 0.125f;
+    push_segment(prng, problem, {300}, 0);
+    problem.segments[0].first_pair = first_pair;
+    problem.first_position = 297;
+    problem.q = random_matrix(prng, 3, 2 * 64);
+    expect_close(problem, run_attend(kernels(), pool_, problem, true, 8), true, "first page");
+  }
+}
+
 // KVzip keeps very different numbers of pairs per head; one head may keep nothing.
 TEST_P(AttentionKernelsTest, OneRaggedHeadIsMuchLongerThanTheRest) {
   Prng prng(2);

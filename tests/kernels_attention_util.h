@@ -319,7 +319,9 @@ inline AttendExpected naive_attend(const AttendProblem& problem) {
       const PlainSegment& segment = problem.segments[s];
       const float* k = segment.k[static_cast<size_t>(layer_head)].data();
       const float* v = segment.v[static_cast<size_t>(layer_head)].data();
-      for (int64_t i = 0; i < segment.length(layer_head, head_dim); ++i) {
+      const int64_t first_kept =
+          segment.first_pair / problem.page.page_tokens * problem.page.page_tokens;
+      for (int64_t i = first_kept; i < segment.length(layer_head, head_dim); ++i) {
         const int64_t at = segment.first_position + i;
         if (at > position || (problem.window > 0 && at <= position - problem.window)) {
           continue;

@@ -30,14 +30,15 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // ---- pages ----
 
-// target[d][kStep] = K of pairs [first, first + kStep), whole pages up to `end`. Columns at or past
-// `end` hold whatever the page holds, or what was there; their products are never used.
-void widen_keys(const PageLayout& page, const Segment& segment, int layer, int head, int64_t first,
-                int64_t end, float* target) {
+// target[d][kStep] = K of pairs [step, step + kStep), as far as the pages of pairs [low, high) hold
+// them. The other columns are left as they are; their products are never used.
+void widen_keys(const PageLayout& page, const Segment& segment, int layer, int head, int64_t step,
+                int64_t low, int64_t high, float* target) {
   const int64_t tokens = page.page_tokens;
-  for (int64_t p = first; p < std::min(first + kStep, end); p += tokens) {
-    simd_ops().widen(page.k_type, segment.page(layer, head, p / tokens), target + (p - first),
-                     kStep, page.head_dim, tokens);
+  for (int64_t p = std::max(step, low / tokens * tokens); p < std::min(step + kStep, high);
+       p += tokens) {
+    simd_ops().widen(page.k_type, segment.page(layer, head, p / tokens), target + (p - step), kStep,
+                     page.head_dim, tokens);
   }
 }
 
@@ -170,7 +171,8 @@ void multiply_keys(const AttendArgs& args, const Tile& tile, UnitRef ref, Range 
   const Segment& segment = tile.span->view->segments[ref.segment];
   const int64_t base = ref.unit * kUnitPairs;
   for (int64_t step = hull.low / kStep * kStep; step < hull.high; step += kStep) {
-    widen_keys(args.page, segment, tile.span->layer, tile.head, step, hull.high, scratch.kv);
+    widen_keys(args.page, segment, tile.span->layer, tile.head, step, hull.low, hull.high,
+               scratch.kv);
     const int64_t columns = ceil_div(std::min(kStep, hull.high - step), 16) * 16;
     simd_ops().gemm(scratch.q, args.page.head_dim, scratch.kv, kStep, scratch.x + (step - base),
                     kUnitPairs, tile.query_rows, args.page.head_dim, columns, false);
@@ -342,6 +344,7 @@ void attend_split(const AttendArgs& args, const std::vector<Tile>& tiles, Thread
 
 void attend(const AttendArgs& args, ThreadPool& pool) {
   CHECK(args.score == nullptr || args.spans.size() == 1);
+  CHECK(args.score != nullptr || args.out.data != nullptr);
   const int64_t group = args.heads / args.kv_heads;
   const int64_t rows_max = std::max<int64_t>(1, kTileRows / group);
   std::vector<Tile> tiles;
@@ -379,7 +382,8 @@ void score(const ScoreArgs& args, ThreadPool& pool) {
     float* best = x + kTileRows * kStep;
     std::fill(best, best + kStep, -std::numeric_limits<float>::infinity());
     std::fill(keys, keys + d * kStep, 0.0f);
-    widen_keys(args.page, *args.source, args.layer, head, step, args.chunk_end, keys);
+    widen_keys(args.page, *args.source, args.layer, head, step, args.chunk_begin, args.chunk_end,
+               keys);
     for (int64_t g = head * group; g < (head + 1) * group; ++g) {
       for (int64_t row = 0; row < args.q.rows; row += kTileRows) {
         const int64_t rows = std::min(kTileRows, args.q.rows - row);

@@ -314,7 +314,7 @@ void matmul(const Activations& x, ActivationType activations, std::span<const Ma
   }
   const int64_t per_item =
       ceil_div(std::max<int64_t>(outputs / (8 * pool.threads()), 1), kFloatPanel) * kFloatPanel;
-  std::array<int64_t, 8> ends{};
+  std::array<int64_t, kMatmulTargetsMax> ends{};
   CHECK_LE(targets.size(), ends.size());
   int64_t items = 0;
   for (size_t t = 0; t < targets.size(); ++t) {

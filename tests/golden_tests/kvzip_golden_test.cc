@@ -3,12 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <memory>
 #include <numeric>
 
-#include "engine/pipeline.h"
-#include "tests/golden_tests/golden_files.h"
+#include "tests/golden_tests/pipeline_fixture.h"
 
 namespace pagezip {
 namespace {
@@ -35,41 +33,19 @@ void PrintTo(const Case& c, std::ostream* out) {
   *out << c.model.name << (c.activations == ActivationType::kF32 ? " float32" : " 8-bit");
 }
 
-std::vector<TokenId> ids(const nlohmann::json& json) { return json.get<std::vector<TokenId>>(); }
-
-// Models are loaded once for all tests that use them.
-const Model& load_model(const GoldenModel& golden, ActivationType activations, ThreadPool& pool) {
-  const std::string file = golden.file;
-  static std::map<std::pair<std::string, ActivationType>, std::unique_ptr<Model>> models;
-  auto& model = models[{file, activations}];
-  if (model == nullptr) {
-    models.clear();  // one at a time: float32 weights are large
-    auto& slot = models[{file, activations}];
-    slot = std::make_unique<Model>(GgufFile::open(model_path(golden)), cpu_kernels(), activations,
-                                   pool, [](int64_t, int64_t) {});
-    return *slot;
-  }
-  return *model;
-}
-
 class KvzipGolden : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     golden_ = golden_json(GetParam().model, "json");
     tolerance_ = GetParam().activations == ActivationType::kF32 ? kFloat : kEightBit;
-    model_ = &load_model(GetParam().model, GetParam().activations, threads_);
+    model_ = &load_model(GetParam().model, GetParam().activations);
     options_.kv_type = GetParam().activations == ActivationType::kF32 ? KvType::kF32 : KvType::kF16;
     options_.chunk_tokens = golden_["chunk"];
     pipeline_ = std::make_unique<Pipeline>(*model_, cpu_kernels(), GetParam().activations, threads_,
                                            options_, 4096);
-    prefix_ = ids(golden_["prefix_ids"]);
-    context_ = ids(golden_["context_ids"]);
-    prompts_ = {ids(golden_["first_prompt_ids"]), ids(golden_["next_prompt_ids"]),
-                ids(golden_["postfix_ids"])};
-    full_ = pipeline_->prefill(prefix_, context_, go_on);
+    text_ = std::make_unique<GoldenText>(golden_);
+    full_ = pipeline_->prefill(text_->prefix, text_->context, go_on);
   }
-
-  static bool go_on(Stage, int64_t, int64_t) { return true; }
 
   static double log_sum_exp(std::span<const float> logits) {
     const double max = *std::max_element(logits.begin(), logits.end());
@@ -93,7 +69,7 @@ class KvzipGolden : public testing::TestWithParam<Case> {
 
   KeptSets kept_by(const std::vector<float>& scores, double ratio) const {
     ScoreSet set{full_->global_layers(), model_->config().kv_heads,
-                 static_cast<int64_t>(context_.size()), scores};
+                 static_cast<int64_t>(text_->context.size()), scores};
     return Pipeline::select(set, {ratio, Selector::kGlobal, 0});
   }
 
@@ -111,6 +87,7 @@ class KvzipGolden : public testing::TestWithParam<Case> {
 
   void check_answers(const std::shared_ptr<const Document>& document, const std::string& ratio,
                      bool answers, bool log_probs);
+  void check_logit_scores();
   void check_scores(const std::vector<float>& log_scores, const std::string& file,
                     bool logit) const;
 
@@ -120,9 +97,7 @@ class KvzipGolden : public testing::TestWithParam<Case> {
   PipelineOptions options_;
   const Model* model_ = nullptr;
   std::unique_ptr<Pipeline> pipeline_;
-  std::vector<TokenId> prefix_;
-  std::vector<TokenId> context_;
-  RepeatPrompts prompts_;
+  std::unique_ptr<GoldenText> text_;
   std::shared_ptr<const Document> full_;
 };
 
@@ -151,6 +126,17 @@ void KvzipGolden::check_answers(const std::shared_ptr<const Document>& document,
   }
 }
 
+// The softmax-free variant.
+void KvzipGolden::check_logit_scores() {
+  const auto tokens = static_cast<int64_t>(text_->context.size());
+  ScoreSlot slot(pipeline_->transformer(), text_->prompts.rows_max(tokens, options_.chunk_tokens));
+  ScoreJob job(pipeline_->transformer(), slot, full_, text_->context, text_->prompts,
+               options_.chunk_tokens, ScoreFunction::kLogit);
+  while (job.step()) {
+  }
+  check_scores(job.take().scores, "kvzip_logit.npy", true);
+}
+
 void KvzipGolden::check_scores(const std::vector<float>& log_scores, const std::string& file,
                                bool logit) const {
   const std::vector<float> expected = golden_npy(GetParam().model, file);
@@ -174,14 +160,14 @@ void KvzipGolden::check_scores(const std::vector<float>& log_scores, const std::
               errors.back());
 }
 
-TEST_P(KvzipGolden, PrefillLogProbs) {
+// One test a model: loading it is a large part of the time.
+TEST_P(KvzipGolden, LogProbsScoresKeptSetsAndAnswers) {
+  const char* name = GetParam().model.name;
   const float error = log_prob_error(pipeline_->prefill_logits(), golden_["prefill_top20"]);
-  std::printf("  %s: prefill log-probs off by %.2g\n", GetParam().model.name, error);
+  std::printf("  %s: prefill log-probs off by %.2g\n", name, error);
   EXPECT_LE(error, tolerance_.log_prob);
-}
 
-TEST_P(KvzipGolden, ScoresKeptSetsAndAnswers) {
-  const ScoreSet scores = pipeline_->score(full_, context_, prompts_, go_on);
+  const ScoreSet scores = pipeline_->score(full_, text_->context, text_->prompts, go_on);
   check_scores(scores.scores, "kvzip.npy", false);
   const std::vector<float> expected = golden_npy(GetParam().model, "kvzip.npy");
   check_answers(full_, "1.0", true, true);
@@ -189,22 +175,15 @@ TEST_P(KvzipGolden, ScoresKeptSetsAndAnswers) {
     const double value = std::stod(ratio);
     const KeptSets kept = Pipeline::select(scores, {value, Selector::kGlobal, 0});
     const double common = overlap(kept, kept_by(expected, value));
-    std::printf("  %s at %s: overlap %.4f\n", GetParam().model.name, ratio.c_str(), common);
+    std::printf("  %s at %s: overlap %.4f\n", name, ratio.c_str(), common);
     EXPECT_GE(common, value < 0.2 ? tolerance_.overlap_tenth : tolerance_.overlap) << ratio;
     const auto compressed = pipeline_->compact(full_, kept, go_on);
     if (value == 1.0 || tolerance_.answers_at_every_ratio) {
       check_answers(compressed, ratio, true, true);
     }
   }
-}
-
-TEST_P(KvzipGolden, LogitScores) {
-  options_.score_function = ScoreFunction::kLogit;
-  Pipeline pipeline(*model_, cpu_kernels(), GetParam().activations, threads_, options_, 4096);
-  const auto full = pipeline.prefill(prefix_, context_, go_on);
-  const ScoreSet scores = pipeline.score(full, context_, prompts_, go_on);
   if (GetParam().activations == ActivationType::kF32) {
-    check_scores(scores.scores, "kvzip_logit.npy", true);
+    check_logit_scores();
   }
 }
 
