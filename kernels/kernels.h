@@ -70,9 +70,9 @@ struct Activations {
 };
 
 struct MatmulTarget {
-  const Weight* weight;
-  const float* bias;      // [weight->rows], or null
-  MatrixView<float> out;  // [rows, weight->rows]
+  const Weight* weight = nullptr;
+  const float* bias = nullptr;  // [weight->rows], or null
+  MatrixView<float> out;        // [rows, weight->rows]
 };
 
 /// Consecutive rows of one sequence inside a batch. Row i of the span is the token at logical
@@ -161,8 +161,8 @@ struct Kernels {
   /// Prepares x for matmul; `out` keeps a view of x.
   void (*prepare)(MatrixView<const float> x, ActivationType activations, Activations& out,
                   ThreadPool& pool);
-  /// out = x · weightᵀ + bias for every target. REQUIRES: packed and prepared with the same type; at
-  /// most kMatmulTargetsMax targets.
+  /// out = x · weightᵀ + bias for every target. REQUIRES: packed and prepared with the same type;
+  /// at most kMatmulTargetsMax targets.
   void (*matmul)(const Activations& x, ActivationType activations,
                  std::span<const MatmulTarget> targets, ThreadPool& pool);
   /// out[i] = x[i] / sqrt(mean(x[i]²) + eps) * weight, row by row; out may be x.
