@@ -1,0 +1,280 @@
+#include "api/cli/options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <functional>
+#include <thread>
+#include <utility>
+
+#include "api/cli/files.h"
+#include "base/error.h"
+
+namespace pagezip {
+namespace {
+
+/// Help that fits a terminal of 80 columns.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(kColumn); }
+  std::string make_option_desc(const CLI::Option* option) const override {
+    std::string wrapped;
+    size_t column = 0;
+    for (const std::string& word : CLI::detail::split(option->get_description(), ' ')) {
+      if (column > 0 && column + 1 + word.size() > kWidth - kColumn) {
+        wrapped += '\n';
+        column = 0;
+      } else if (column > 0) {
+        wrapped += ' ';
+        ++column;
+      }
+      wrapped += word;
+      column += word.size();
+    }
+    return wrapped;
+  }
+
+ private:
+  static constexpr size_t kWidth = 79;
+  static constexpr size_t kColumn = 26;
+};
+
+template <typename T>
+struct Range {
+  T min;
+  T max;
+  bool open_at_min = false;  // min itself is out
+  const char* unit = "";
+
+  // Written so that NaN is in no range.
+  bool holds(T value) const { return (open_at_min ? value > min : value >= min) && value <= max; }
+  std::string text() const {
+    return fmt::format("{}{}, {}]{}{}", open_at_min ? '(' : '[', min, max, *unit ? " " : "", unit);
+  }
+};
+
+/// An option that takes one number, strictly parsed: no octal, no trailing text, no NaN.
+template <typename T>
+CLI::Option* add_number(CLI::App& app, const std::string& name, T& value, const Range<T>& range,
+                        const std::string& description, const std::string& default_text = "") {
+  const auto parse = [&value, range, name](const std::string& text) {
+    T parsed{};
+    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), parsed);
+    if (code != std::errc() || end != text.data() + text.size() || !range.holds(parsed)) {
+      throw CLI::ValidationError(name,
+                                 fmt::format("\"{}\" is not a number in {}", text, range.text()));
+    }
+    value = parsed;
+  };
+  return app
+      .add_option_function<std::string>(
+          name, parse,
+          fmt::format("{}; {}, default {}", description, range.text(),
+                      default_text.empty() ? fmt::format("{}", value) : default_text))
+      ->option_text("NUM");
+}
+
+template <typename T>
+using Choices = std::vector<std::pair<std::string, T>>;
+
+template <typename T>
+CLI::Option* add_choice(CLI::App& app, const std::string& name, T& value, const Choices<T>& choices,
+                        const std::string& description) {
+  std::string names;
+  std::string chosen;
+  for (const auto& [text, choice] : choices) {
+    names += (names.empty() ? "" : "|") + text;
+    chosen = choice == value ? text : chosen;
+  }
+  const auto parse = [&value, choices, name, names](const std::string& given) {
+    for (const auto& [text, choice] : choices) {
+      if (text == given) {
+        value = choice;
+        return;
+      }
+    }
+    throw CLI::ValidationError(name, fmt::format("\"{}\" is none of {}", given, names));
+  };
+  return app
+      .add_option_function<std::string>(
+          name, parse, fmt::format("{}; {}, default {}", description, names, chosen))
+      ->option_text("NAME");
+}
+
+CLI::Option* add_text(CLI::App& app, const std::string& name, std::string& value,
+                      const std::string& kind, const std::string& description) {
+  return app.add_option(name, value, description)->option_text(kind);
+}
+
+constexpr int64_t kContextMax = int64_t{1} << 30;
+
+void add_runtime(CLI::App& app, RuntimeOptions& o) {
+  o.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  add_text(app, "--model,-m", o.model, "FILE", "The model, a GGUF file")->required();
+  add_text(app, "--system", o.system, "TEXT",
+           "System message; \"\": none, default \"" + o.system + "\"");
+  add_text(app, "--chat-template", o.chat_template, "FILE",
+           "A Jinja chat template, default the model's own");
+  add_choice<KvType>(app, "--kv-dtype", o.kv_type,
+                     {{"f16", KvType::kF16}, {"bf16", KvType::kBF16}, {"f32", KvType::kF32}},
+                     "Type of the KV cache")
+      ->group("Runtime");
+  add_choice<int>(app, "--page-tokens", o.page_tokens, {{"16", 16}, {"32", 32}, {"64", 64}},
+                  "Tokens of a KV page")
+      ->group("Runtime");
+  add_number<int64_t>(app, "--pool-mib", o.pool_mib, {1, 1 << 20, false, "MiB"},
+                      "Size of the KV pool", "what the job needs")
+      ->group("Runtime");
+  add_number<int64_t>(app, "--context", o.context, {1, kContextMax, false, "tokens"},
+                      "Longest context", "the model's limit")
+      ->group("Runtime");
+  add_number<int>(app, "--threads", o.threads, {1, 1024}, "Threads of the CPU kernels")
+      ->group("Runtime");
+  add_choice<bool>(app, "--backend", o.reference_backend, {{"cpu", false}, {"reference", true}},
+                   "Kernels; reference is slow and exact")
+      ->group("Runtime");
+  add_choice<ActivationType>(app, "--activations", o.activations,
+                             {{"q8", ActivationType::kQ8}, {"f32", ActivationType::kF32}},
+                             "What meets quantised weights")
+      ->group("Runtime");
+}
+
+void add_chunk(CLI::App& app, CompressionOptions& o) {
+  add_number<int64_t>(app, "--chunk", o.chunk_tokens, {16, 1 << 20, false, "tokens"},
+                      "Part of the document that is scored at once")
+      ->group("Compression");
+  add_choice<ScoreFunction>(
+      app, "--scorer", o.score_function,
+      {{"kvzip", ScoreFunction::kProbability}, {"kvzip-logit", ScoreFunction::kLogit}},
+      "How pairs are scored")
+      ->group("Compression");
+}
+
+void add_compression(CLI::App& app, CompressionOptions& o) {
+  add_number<double>(app, "--keep", o.selection.keep_ratio, {0, 1, true},
+                     "Share of the document's KV pairs to keep")
+      ->group("Compression");
+  add_choice<Selector>(app, "--selector", o.selection.selector,
+                       {{"global", Selector::kGlobal}, {"uniform", Selector::kUniform}},
+                       "One budget for all heads, or the same for each")
+      ->group("Compression");
+  add_number<int64_t>(app, "--min-per-head", o.selection.min_per_head,
+                      {0, kContextMax, false, "pairs"}, "Floor of each head's budget")
+      ->group("Compression");
+  add_number<int64_t>(app, "--min-context", o.min_context, {0, kContextMax, false, "tokens"},
+                      "Shorter documents are not compressed")
+      ->group("Compression");
+  add_chunk(app, o);
+}
+
+void add_answer(CLI::App& app, Options& o) {
+  SamplingParams& s = o.answer.sampling;
+  app.add_option("--question,-q", o.questions, "A question; repeat for more, all on one document")
+      ->option_text("TEXT")
+      ->allow_extra_args(false)
+      ->required();
+  const auto number = [&app](const char* name, auto& value, const auto& range, const char* text) {
+    add_number(app, name, value, range, text)->group("Answers");
+  };
+  number("--max-tokens", o.answer.tokens_max, Range<int64_t>{1, kContextMax, false, "tokens"},
+         "Longest answer");
+  number("--temperature", s.temperature, Range<double>{0, 100}, "0: always the likeliest token");
+  number("--top-k", s.top_k, Range<int>{0, 1 << 30}, "Draw from the K likeliest tokens, 0: all");
+  number("--top-p", s.top_p, Range<double>{0, 1, true}, "Draw from this share of probability");
+  number("--min-p", s.min_p, Range<double>{0, 1}, "Least probability, relative to the best");
+  number("--repetition-penalty", s.repetition_penalty, Range<double>{0, 100, true},
+         "Divides the logits of tokens seen");
+  number("--seed", s.seed, Range<uint64_t>{0, UINT64_MAX}, "Of the draw");
+  app.add_option("--stop", o.answer.stops, "Ends the answer before this text; repeat for more")
+      ->option_text("TEXT")
+      ->allow_extra_args(false)
+      ->group("Answers");
+}
+
+CLI::App* add_verb(CLI::App& app, Options& o, Verb verb, const char* name,
+                   const char* description) {
+  CLI::App* sub = app.add_subcommand(name, description);
+  sub->callback([&o, verb] { o.verb = verb; });
+  return sub;
+}
+
+void add_json(CLI::App& app, Options& o) {
+  app.add_flag("--json", o.json, "Print one JSON object");
+}
+
+void add_document(CLI::App& app, Options& o) {
+  add_text(app, "--document,-d", o.document, "FILE", "UTF-8 text, \"-\" for standard input")
+      ->required();
+}
+
+void add_verbs(CLI::App& app, Options& o) {
+  CLI::App* ask = add_verb(app, o, Verb::kAsk, "ask", "Compress a document and ask about it");
+  add_document(*ask, o);
+  ask->add_flag("--compare", o.compare, "Answer with the full document, too");
+  add_json(*ask, o);
+  add_runtime(*ask, o.runtime);
+  add_compression(*ask, o.compression);
+  add_answer(*ask, o);
+
+  CLI::App* scores = add_verb(app, o, Verb::kScores, "scores", "Write the scores of all KV pairs");
+  add_document(*scores, o);
+  add_text(*scores, "--npy", o.output, "FILE",
+           "float32 [scored layers, KV heads, tokens], natural logarithms")
+      ->required();
+  add_runtime(*scores, o.runtime);
+  add_chunk(*scores, o.compression);
+
+  CLI::App* tokenize = add_verb(app, o, Verb::kTokenize, "tokenize", "Show the tokens of a text");
+  add_text(*tokenize, "--model,-m", o.runtime.model, "FILE", "The model, a GGUF file")->required();
+  tokenize->add_flag("--special", o.parse_special, "Control tokens in the text become their ids");
+  add_json(*tokenize, o);
+  add_text(*tokenize, "text", o.text, "TEXT", "The text, \"-\" for standard input")->required();
+}
+
+// What CLI11 can't see: text that is none.
+void check_texts(const Options& o) {
+  check_text(o.runtime.system, "--system");
+  for (const std::string& question : o.questions) {
+    check_text(question, "--question");
+    if (question.empty()) {
+      throw Error(ErrorKind::kUsage, "--question is empty");
+    }
+  }
+  for (const std::string& stop : o.answer.stops) {
+    check_text(stop, "--stop");
+    if (stop.empty()) {
+      throw Error(ErrorKind::kUsage, "--stop is empty");
+    }
+  }
+}
+
+}  // namespace
+
+ParsedOptions parse_options(int argc, const char* const* argv) {
+  ParsedOptions parsed;
+  CLI::App app("Answers questions about documents whose KV cache was compressed (KVzip).",
+               "pagezip");
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "pagezip " PAGEZIP_VERSION);
+  app.footer(
+      "Exit codes: 0 done, 1 run-time error, 2 usage or bad document, 3 bad model file,\n"
+      "4 out of memory, 5 output can't be written, 130 and 143 ended by a signal.");
+  add_verbs(app, parsed.options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    parsed.print = app.help();
+    return parsed;
+  } catch (const CLI::CallForVersion& version) {
+    parsed.print = std::string(version.what()) + "\n";
+    return parsed;
+  } catch (const CLI::ParseError& error) {
+    throw Error(ErrorKind::kUsage, error.what());
+  }
+  check_texts(parsed.options);
+  return parsed;
+}
+
+}  // namespace pagezip

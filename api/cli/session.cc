@@ -1,0 +1,85 @@
+#include "api/cli/session.h"
+
+#include <fmt/format.h>
+
+#include <ctime>
+#include <utility>
+
+#include "api/cli/files.h"
+#include "base/error.h"
+
+namespace pagezip {
+namespace {
+
+std::optional<ChatTemplate> load_template(const std::string& path, const GgufFile& file,
+                                          const Tokenizer& tokenizer) {
+  if (path.empty()) {
+    return ChatTemplate::of_model(file, tokenizer);
+  }
+  const auto text_of = [&](std::optional<TokenId> id) {
+    return id ? tokenizer.piece(*id) : std::string();
+  };
+  try {
+    return ChatTemplate(read_text(path, "chat template"), text_of(tokenizer.bos()),
+                        text_of(tokenizer.eos()));
+  } catch (const Error& error) {
+    // The file is an argument here, not a part of the model.
+    throw Error(ErrorKind::kUsage, error.what());
+  }
+}
+
+}  // namespace
+
+Session::Session(const RuntimeOptions& options, const CompressionOptions* compression,
+                 Progress& progress)
+    : options_(options),
+      file_(GgufFile::open(options.model)),
+      tokenizer_(file_),
+      chat_template_(load_template(options.chat_template, file_, tokenizer_)),
+      threads_(options.threads),
+      kernels_(options.reference_backend ? reference_kernels() : cpu_kernels()) {
+  frame_.emplace(chat_template_ ? &*chat_template_ : nullptr, tokenizer_, options.system,
+                 std::time(nullptr));
+  pipeline_options_.kv_type = options.kv_type;
+  pipeline_options_.page_tokens = options.page_tokens;
+  if (compression != nullptr) {
+    pipeline_options_.chunk_tokens = compression->chunk_tokens;
+    pipeline_options_.score_function = compression->score_function;
+  }
+  const ModelConfig config = read_model_config(file_);
+  if (options.context > config.context_max) {
+    throw Error(ErrorKind::kUsage, fmt::format("--context: {} is above the model's limit of {}",
+                                               options.context, config.context_max));
+  }
+  if (options.context > 0) {
+    pipeline_options_.context_max = options.context;
+  }
+  progress.start("load", "layers", config.layers);
+  model_.emplace(file_, kernels_, options.activations, threads_, [&](int64_t done, int64_t) {
+    if (!progress.advance(done)) {
+      throw Cancelled();
+    }
+  });
+  load_ms_ = progress.finish();
+}
+
+int64_t Session::context_max() const {
+  return pipeline_options_.context_max.value_or(model_->config().context_max);
+}
+
+void Session::start(int64_t blocks_needed) {
+  const int64_t block_bytes =
+      model_->kv_geometry(options_.kv_type, options_.page_tokens).block_bytes();
+  int64_t blocks = blocks_needed;
+  if (options_.pool_mib > 0) {
+    blocks = (options_.pool_mib << 20) / block_bytes;
+    if (blocks < blocks_needed) {
+      const int64_t mib = ((blocks_needed * block_bytes - 1) >> 20) + 1;
+      throw Error(ErrorKind::kOutOfMemory,
+                  fmt::format("the KV pool is too small: this job needs --pool-mib {}", mib));
+    }
+  }
+  pipeline_.emplace(*model_, kernels_, options_.activations, threads_, pipeline_options_, blocks);
+}
+
+}  // namespace pagezip

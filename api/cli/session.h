@@ -1,0 +1,46 @@
+// A loaded model with all that runs it.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "api/cli/options.h"
+#include "api/cli/terminal.h"
+#include "engine/pipeline.h"
+#include "engine/prompt.h"
+
+namespace pagezip {
+
+class Session {
+ public:
+  /// Loads the model. `compression` may be null: nothing will be scored.
+  Session(const RuntimeOptions& options, const CompressionOptions* compression, Progress& progress);
+
+  const Model& model() const { return *model_; }
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+  const PromptFrame& frame() const { return *frame_; }
+  const PipelineOptions& pipeline_options() const { return pipeline_options_; }
+  int64_t context_max() const;
+  double load_ms() const { return load_ms_; }
+
+  /// Makes the pipeline with a pool of at least `blocks_needed` blocks. Throws Error(kOutOfMemory)
+  /// if --pool-mib says less.
+  void start(int64_t blocks_needed);
+  /// REQUIRES: start() was called.
+  Pipeline& pipeline() { return *pipeline_; }
+
+ private:
+  RuntimeOptions options_;
+  GgufFile file_;
+  Tokenizer tokenizer_;
+  std::optional<ChatTemplate> chat_template_;
+  std::optional<PromptFrame> frame_;
+  ThreadPool threads_;
+  const Kernels& kernels_;
+  PipelineOptions pipeline_options_;
+  std::optional<Model> model_;
+  std::optional<Pipeline> pipeline_;
+  double load_ms_ = 0;
+};
+
+}  // namespace pagezip

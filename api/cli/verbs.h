@@ -1,0 +1,12 @@
+// What `pagezip VERB` does. Each throws Error or Cancelled (engine/pipeline.h).
+#pragma once
+
+#include "api/cli/options.h"
+
+namespace pagezip {
+
+void run_ask(const Options& options);
+void run_scores(const Options& options);
+void run_tokenize(const Options& options);
+
+}  // namespace pagezip
