@@ -223,7 +223,7 @@ TEST(ChatTemplate, WhatIsUnknownIsNamedWithItsLine) {
       {"{{ 'a }}", "a string does not end"},
       {"{{ a", "a tag does not end"},
       {"{# a", "a comment does not end"},
-      {"{{ ( }}", "a tag does not end"},
+      {"{{ ( }}", "unexpected '}'"},
       {"{{ ) }}", "unexpected ')'"},
       {"{{ }}", "unexpected '}}'"},
       {"{{ a ! }}", "unexpected character '!'"},

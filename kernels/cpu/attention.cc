@@ -17,63 +17,19 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/cpu/rows.h"
+#include "kernels/cpu/kv_pages.h"
 #include "kernels/cpu/simd.h"
 
 namespace pagezip::cpu {
 namespace {
 
 constexpr int64_t kTileRows = 96;
-constexpr int64_t kStep = 64;  // pairs widened at a time; a multiple of every page size
+constexpr int64_t kStep = kWidenedPairs;
+// Up to this many query rows (decode) read 16-bit pages directly: widening them first costs more
+// than widening them again for every six rows. The bits are the same.
+constexpr int64_t kDirectRows = 12;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// ---- pages ----
-
-// target[d][kStep] = K of pairs [step, step + kStep), as far as the pages of pairs [low, high) hold
-// them. The other columns are left as they are; their products are never used.
-void widen_keys(const PageLayout& page, const Segment& segment, int layer, int head, int64_t step,
-                int64_t low, int64_t high, float* target) {
-  const int64_t tokens = page.page_tokens;
-  for (int64_t p = std::max(step, low / tokens * tokens); p < std::min(step + kStep, high);
-       p += tokens) {
-    simd_ops().widen(page.k_type, segment.page(layer, head, p / tokens), target + (p - step), kStep,
-                     page.head_dim, tokens);
-  }
-}
-
-// target[i][head_dim] = V of pair first + i, up to `end`, at most kStep of them.
-void widen_values(const PageLayout& page, const Segment& segment, int layer, int head,
-                  int64_t first, int64_t end, float* target) {
-  const int64_t tokens = page.page_tokens;
-  const int64_t row = bytes_of(page.v_type) * page.head_dim;
-  for (int64_t p = first; p < end;) {
-    const int64_t count = std::min(end - p, tokens - p % tokens);
-    const std::byte* v = segment.page(layer, head, p / tokens) + page.k_bytes();
-    simd_ops().widen(page.v_type, v + p % tokens * row, target + (p - first) * page.head_dim,
-                     page.head_dim, count, page.head_dim);
-    p += count;
-  }
-}
-
-template <typename T>
-void scatter(const T* source, T* target, int64_t stride, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    target[i * stride] = source[i];
-  }
-}
-
-template <typename T>
-void copy_column(const std::byte* source, int64_t from, std::byte* target, int64_t to,
-                 int64_t stride, int64_t count) {
-  const T* in = reinterpret_cast<const T*>(source) + from;
-  T* out = reinterpret_cast<T*>(target) + to;
-  for (int64_t i = 0; i < count; ++i) {
-    out[i * stride] = in[i * stride];
-  }
-}
-
-// ---- tiles ----
 
 struct Tile {
   const AttentionSpan* span;
@@ -165,17 +121,69 @@ void load_queries(const AttendArgs& args, const Tile& tile, float* q) {
   }
 }
 
+// Brings the pages behind a unit's into the cache while the unit is computed.
+void prefetch(const std::byte* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) {
+    __builtin_prefetch(p + i);
+  }
+}
+
+// x = q · K for few rows, K read from the pages. step: a multiple of kStep.
+void multiply_keys_directly(const AttendArgs& args, const Tile& tile, const Segment& segment,
+                            int64_t step, Range hull, float* x, const TileScratch& scratch) {
+  const int64_t tokens = args.page.page_tokens;
+  const int layer = tile.span->layer;
+  const int64_t low = std::max(step, hull.low / 16 * 16);
+  const int64_t high = std::min(step + kStep, hull.high);
+  const std::byte* groups[kStep / 16];
+  int64_t count = 0;
+  for (int64_t p = low; p < high; p += 16) {
+    groups[count++] =
+        segment.page(layer, tile.head, p / tokens) + p % tokens * bytes_of(args.page.k_type);
+    if (p + kStep < hull.high && p % tokens == 0) {
+      prefetch(segment.page(layer, tile.head, (p + kStep) / tokens), args.page.k_bytes());
+    }
+  }
+  simd_ops().gemm_keys(args.page.k_type, scratch.q, args.page.head_dim, groups, tokens,
+                       x + (low - step), kUnitPairs, tile.query_rows, args.page.head_dim,
+                       16 * count);
+}
+
 // x[query rows, kUnitPairs] = q · K over the hull of a unit.
 void multiply_keys(const AttendArgs& args, const Tile& tile, UnitRef ref, Range hull,
                    const TileScratch& scratch) {
   const Segment& segment = tile.span->view->segments[ref.segment];
-  const int64_t base = ref.unit * kUnitPairs;
   for (int64_t step = hull.low / kStep * kStep; step < hull.high; step += kStep) {
+    float* x = scratch.x + (step - ref.unit * kUnitPairs);
+    if (tile.query_rows <= kDirectRows) {
+      multiply_keys_directly(args, tile, segment, step, hull, x, scratch);
+      continue;
+    }
     widen_keys(args.page, segment, tile.span->layer, tile.head, step, hull.low, hull.high,
                scratch.kv);
     const int64_t columns = ceil_div(std::min(kStep, hull.high - step), 16) * 16;
-    simd_ops().gemm(scratch.q, args.page.head_dim, scratch.kv, kStep, scratch.x + (step - base),
-                    kUnitPairs, tile.query_rows, args.page.head_dim, columns, false);
+    simd_ops().gemm(scratch.q, args.page.head_dim, scratch.kv, kStep, x, kUnitPairs,
+                    tile.query_rows, args.page.head_dim, columns, false);
+  }
+}
+
+// unit = x · V for few rows, V read from the pages.
+void multiply_values_directly(const AttendArgs& args, const Tile& tile, const Segment& segment,
+                              int64_t base, Range hull, const TileScratch& scratch) {
+  const int64_t tokens = args.page.page_tokens;
+  const int64_t d = args.page.head_dim;
+  const int64_t row = bytes_of(args.page.v_type) * d;
+  for (int64_t p = hull.low; p < hull.high; p = (p / tokens + 1) * tokens) {
+    const int64_t end = std::min((p / tokens + 1) * tokens, hull.high);
+    const std::byte* v =
+        segment.page(tile.span->layer, tile.head, p / tokens) + args.page.k_bytes();
+    if (end < hull.high) {
+      prefetch(segment.page(tile.span->layer, tile.head, end / tokens) + args.page.k_bytes(),
+               args.page.v_bytes());
+    }
+    simd_ops().gemm_values(args.page.v_type, scratch.x + (p - base), kUnitPairs,
+                           v + p % tokens * row, d, scratch.unit, d, tile.query_rows, end - p, d,
+                           p != hull.low);
   }
 }
 
@@ -185,6 +193,10 @@ void multiply_values(const AttendArgs& args, const Tile& tile, UnitRef ref, Rang
   const Segment& segment = tile.span->view->segments[ref.segment];
   const int64_t d = args.page.head_dim;
   const int64_t base = ref.unit * kUnitPairs;
+  if (tile.query_rows <= kDirectRows) {
+    multiply_values_directly(args, tile, segment, base, hull, scratch);
+    return;
+  }
   for (int64_t step = hull.low; step < hull.high; step = (step / kStep + 1) * kStep) {
     const int64_t end = std::min((step / kStep + 1) * kStep, hull.high);
     widen_values(args.page, segment, tile.span->layer, tile.head, step, end, scratch.kv);
@@ -401,47 +413,6 @@ void score(const ScoreArgs& args, ThreadPool& pool) {
       target = target >= value || std::isnan(target) ? target : value;
     }
   });
-}
-
-void store_kv(const StoreKvArgs& args, ThreadPool& pool) {
-  const int64_t d = args.page.head_dim;
-  const int64_t tokens = args.page.page_tokens;
-  for_rows(args.k.rows, 2 * args.kv_heads * d, pool, [&](int64_t r, int thread) {
-    const int64_t pair = args.first_pair + r;
-    const int64_t slot = pair % tokens;
-    auto* narrowed = pool.scratch(thread, static_cast<size_t>(d) * sizeof(float));
-    for (int head = 0; head < args.kv_heads; ++head) {
-      std::byte* page = args.target->page(args.layer, head, pair / tokens);
-      simd_ops().narrow(args.page.k_type, args.k.row(r) + head * d, narrowed, d);
-      if (args.page.k_type == KvType::kF32) {
-        scatter(reinterpret_cast<const float*>(narrowed), reinterpret_cast<float*>(page) + slot,
-                tokens, d);
-      } else {
-        scatter(reinterpret_cast<const uint16_t*>(narrowed),
-                reinterpret_cast<uint16_t*>(page) + slot, tokens, d);
-      }
-      simd_ops().narrow(args.page.v_type, args.v.row(r) + head * d,
-                        page + args.page.k_bytes() + slot * d * bytes_of(args.page.v_type), d);
-    }
-  });
-}
-
-void copy_pairs(const CopyPairsArgs& args) {
-  const int64_t tokens = args.page.page_tokens;
-  const int64_t v_row = bytes_of(args.page.v_type) * args.page.head_dim;
-  for (size_t i = 0; i < args.pairs.size(); ++i) {
-    const int64_t from = args.pairs[i];
-    const int64_t to = args.target_first + static_cast<int64_t>(i);
-    const std::byte* source = args.source->page(args.layer, args.head, from / tokens);
-    std::byte* target = args.target->page(args.layer, args.head, to / tokens);
-    if (args.page.k_type == KvType::kF32) {
-      copy_column<float>(source, from % tokens, target, to % tokens, tokens, args.page.head_dim);
-    } else {
-      copy_column<uint16_t>(source, from % tokens, target, to % tokens, tokens, args.page.head_dim);
-    }
-    std::memcpy(target + args.page.k_bytes() + to % tokens * v_row,
-                source + args.page.k_bytes() + from % tokens * v_row, static_cast<size_t>(v_row));
-  }
 }
 
 }  // namespace pagezip::cpu

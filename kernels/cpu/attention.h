@@ -1,12 +1,10 @@
-// The operations of the CPU backend that read and write KV pages.
+// Attention and scores of the CPU backend.
 #pragma once
 
 #include "kernels/kernels.h"
 
 namespace pagezip::cpu {
 
-void store_kv(const StoreKvArgs& args, ThreadPool& pool);
-void copy_pairs(const CopyPairsArgs& args);
 void attend(const AttendArgs& args, ThreadPool& pool);
 void score(const ScoreArgs& args, ThreadPool& pool);
 

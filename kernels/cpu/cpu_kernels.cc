@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/dense.h"
+#include "kernels/cpu/kv_pages.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/self_test.h"
 #include "kernels/cpu/simd.h"

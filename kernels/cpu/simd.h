@@ -17,6 +17,14 @@ struct SimdOps {
   /// multiply-adds in the order of k. cols is a multiple of 16; row strides lda, ldb, ldc.
   void (*gemm)(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
                int64_t rows, int64_t k, int64_t cols, bool accumulate);
+  /// The same products, bit for bit, with b widened as it is read: for few rows. Columns of b lie
+  /// in groups of 16 at groups[0..cols / 16), each with row stride ldb (in elements).
+  void (*gemm_keys)(KvType type, const float* a, int64_t lda, const std::byte* const* groups,
+                    int64_t ldb, float* c, int64_t ldc, int64_t rows, int64_t k, int64_t cols);
+  /// And with plain rows of b.
+  void (*gemm_values)(KvType type, const float* a, int64_t lda, const std::byte* b, int64_t ldb,
+                      float* c, int64_t ldc, int64_t rows, int64_t k, int64_t cols,
+                      bool accumulate);
   /// target[i][j] = source[i][j] widened; source rows are dense, cols is a multiple of 16.
   void (*widen)(KvType type, const void* source, float* target, int64_t target_stride, int64_t rows,
                 int64_t cols);
@@ -43,5 +51,9 @@ struct SimdOps {
 
 /// The best instruction set of this machine.
 const SimdOps& simd_ops();
+
+/// The two files that fill the table.
+void set_product_ops(SimdOps& ops);
+void set_math_ops(SimdOps& ops);
 
 }  // namespace pagezip::cpu

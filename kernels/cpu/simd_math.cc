@@ -1,16 +1,15 @@
-#include "kernels/cpu/simd.h"
-
+// Softmax and what works element by element, in float32.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
+#include <type_traits>
 
-#include "kernels/half.h"
+#include "kernels/cpu/simd.h"
 
 // Three levels are enough: the x86-64 baseline, AVX2, and AVX-512.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/simd.cc"
+#define HWY_TARGET_INCLUDE "kernels/cpu/simd_math.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -22,137 +21,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::CappedTag<float, 16>;
 using V = hn::Vec<D>;
 constexpr int64_t kLanes = HWY_MAX_BYTES / 4 > 16 ? 16 : HWY_MAX_BYTES / 4;
-
-// ---- products ----
-
-// kRows x (kVectors * kLanes) outputs in registers.
-template <int kRows, int kVectors>
-HWY_INLINE void gemm_tile(const float* HWY_RESTRICT a, int64_t lda, const float* HWY_RESTRICT b,
-                          int64_t ldb, float* HWY_RESTRICT c, int64_t ldc, int64_t k,
-                          bool accumulate) {
-  const D d;
-  V sums[kRows][kVectors];
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      sums[r][v] = accumulate ? hn::LoadU(d, c + r * ldc + v * kLanes) : hn::Zero(d);
-    }
-  }
-  for (int64_t i = 0; i < k; ++i) {
-    V column[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      column[v] = hn::LoadU(d, b + i * ldb + v * kLanes);
-    }
-    for (int r = 0; r < kRows; ++r) {
-      const V left = hn::Set(d, a[r * lda + i]);
-      for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] = hn::MulAdd(left, column[v], sums[r][v]);
-      }
-    }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      hn::StoreU(sums[r][v], d, c + r * ldc + v * kLanes);
-    }
-  }
-}
-
-constexpr int kTileRows = 6;
-constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // 24 of 32 or 12 of 16 registers hold sums
-
-template <int kRows>
-HWY_INLINE void gemm_rows(const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
-                          int64_t ldc, int64_t k, int64_t cols, bool accumulate) {
-  int64_t j = 0;
-  for (; j + kTileVectors * kLanes <= cols; j += kTileVectors * kLanes) {
-    gemm_tile<kRows, kTileVectors>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
-  }
-  for (; j < cols; j += kLanes) {
-    gemm_tile<kRows, 1>(a, lda, b + j, ldb, c + j, ldc, k, accumulate);
-  }
-}
-
-void gemm(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
-          int64_t rows, int64_t k, int64_t cols, bool accumulate) {
-  int64_t r = 0;
-  for (; r + kTileRows <= rows; r += kTileRows) {
-    gemm_rows<kTileRows>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, k, cols, accumulate);
-  }
-  a += r * lda;
-  c += r * ldc;
-  switch (rows - r) {
-    case 5:
-      return gemm_rows<5>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
-    case 4:
-      return gemm_rows<4>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
-    case 3:
-      return gemm_rows<3>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
-    case 2:
-      return gemm_rows<2>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
-    case 1:
-      return gemm_rows<1>(a, lda, b, ldb, c, ldc, k, cols, accumulate);
-    default:
-      return;
-  }
-}
-
-// ---- conversions ----
-
-template <typename Element>
-HWY_INLINE void widen_rows(const Element* HWY_RESTRICT source, float* HWY_RESTRICT target,
-                           int64_t target_stride, int64_t rows, int64_t cols) {
-  const D d;
-  const hn::Rebind<Element, D> narrow_tag;
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t i = 0; i < cols; i += kLanes) {
-      const auto values = hn::LoadU(narrow_tag, source + r * cols + i);
-      hn::StoreU(hn::PromoteTo(d, values), d, target + r * target_stride + i);
-    }
-  }
-}
-
-void widen(KvType type, const void* source, float* target, int64_t target_stride, int64_t rows,
-           int64_t cols) {
-  switch (type) {
-    case KvType::kF32:
-      for (int64_t r = 0; r < rows; ++r) {
-        std::memcpy(target + r * target_stride, static_cast<const float*>(source) + r * cols,
-                    static_cast<size_t>(cols) * sizeof(float));
-      }
-      return;
-    case KvType::kF16:
-      return widen_rows(static_cast<const hwy::float16_t*>(source), target, target_stride, rows,
-                        cols);
-    case KvType::kBF16:
-      return widen_rows(static_cast<const hwy::bfloat16_t*>(source), target, target_stride, rows,
-                        cols);
-  }
-}
-
-void narrow_f16(const float* HWY_RESTRICT source, uint16_t* HWY_RESTRICT target, int64_t count) {
-#if HWY_TARGET <= HWY_AVX2  // F16C rounds to nearest even; emulations need not
-  const D d;
-  const hn::Rebind<hwy::float16_t, D> df16;
-  for (int64_t i = 0; i < count; i += kLanes) {
-    hn::StoreU(hn::DemoteTo(df16, hn::LoadU(d, source + i)), df16,
-               reinterpret_cast<hwy::float16_t*>(target) + i);
-  }
-#else
-  std::transform(source, source + count, target, float_to_f16);
-#endif
-}
-
-void narrow(KvType type, const float* source, void* target, int64_t count) {
-  switch (type) {
-    case KvType::kF32:
-      std::memcpy(target, source, static_cast<size_t>(count) * sizeof(float));
-      return;
-    case KvType::kF16:
-      return narrow_f16(source, static_cast<uint16_t*>(target), count);
-    case KvType::kBF16:
-      std::transform(source, source + count, static_cast<uint16_t*>(target), float_to_bf16);
-      return;
-  }
-}
 
 // ---- softmax ----
 
@@ -183,6 +51,28 @@ HWY_INLINE V exp_vector(V x) {
   return hn::IfThenZeroElse(underflows, hn::Mul(hn::Mul(p, first), second));
 }
 
+// exp(x) for x <= 0, the only kind softmax needs, in fewer steps: 2^n * 2^f, with n added to the
+// exponent. Minimax polynomial, 2e-9; 0 below -87.
+HWY_INLINE V exp_negative(V x) {
+  const D d;
+  const hn::RebindToSigned<D> di;
+  const V low = hn::Set(d, -126.0f);
+  // As above: NaN must be the second operand.
+  const V y = hn::Max(low, hn::Mul(x, hn::Set(d, 1.44269504f)));
+  const V n = hn::Round(y);
+  const V f = hn::Sub(y, n);
+  V p = hn::Set(d, 1.534580224e-4f);
+  p = hn::MulAdd(p, f, hn::Set(d, 1.339993090e-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 9.618489072e-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 5.550328642e-2f));
+  p = hn::MulAdd(p, f, hn::Set(d, 2.402264625e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 6.931471825e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, n));
+  const V scaled = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+  return hn::IfThenZeroElse(hn::Le(y, low), scaled);
+}
+
 // Lanes of the vector at column i that lie in [low, high).
 HWY_INLINE auto range_mask(int64_t i, int64_t low, int64_t high) {
   const D d;
@@ -193,6 +83,22 @@ HWY_INLINE auto range_mask(int64_t i, int64_t low, int64_t high) {
   return hn::RebindMask(d, inside);
 }
 
+// Calls f(i, whole) for every vector with a lane in [low, high); whole: all its lanes are.
+template <typename F>
+HWY_INLINE void for_vectors(int64_t low, int64_t high, const F& f) {
+  int64_t i = low / kLanes * kLanes;
+  if (i < low && i < high) {
+    f(i, std::false_type{});
+    i += kLanes;
+  }
+  for (; i + kLanes <= high; i += kLanes) {
+    f(i, std::true_type{});
+  }
+  if (i < high) {
+    f(i, std::false_type{});
+  }
+}
+
 // kWrite: x becomes the exponentials, and 0 outside the range.
 template <bool kWrite>
 HWY_INLINE SoftmaxState<float> softmax_range(const float* x, float* out, int64_t low, int64_t high,
@@ -200,28 +106,33 @@ HWY_INLINE SoftmaxState<float> softmax_range(const float* x, float* out, int64_t
   const D d;
   const V minus_infinity = hn::Set(d, -std::numeric_limits<float>::infinity());
   const V scales = hn::Set(d, scale);
-  const int64_t begin = low / kLanes * kLanes;
   V max = minus_infinity;
-  for (int64_t i = begin; i < high; i += kLanes) {
+  for_vectors(low, high, [&](int64_t i, auto whole) HWY_ATTR {
     const V value = hn::Mul(hn::LoadU(d, x + i), scales);
-    max = hn::Max(max, hn::IfThenElse(range_mask(i, low, high), value, minus_infinity));
-  }
+    max = hn::Max(max,
+                  whole ? value : hn::IfThenElse(range_mask(i, low, high), value, minus_infinity));
+  });
   SoftmaxState<float> state;
   if (low < high) {
     state.max = hn::GetLane(hn::MaxOfLanes(d, max));
   }
   const V shift = hn::Set(d, state.max);
   V sum = hn::Zero(d);
-  for (int64_t i = kWrite ? 0 : begin; i < (kWrite ? width : high); i += kLanes) {
-    V e = hn::Zero(d);
-    if (i + kLanes > low && i < high) {
-      const V value = hn::MulSub(hn::LoadU(d, x + i), scales, shift);
-      e = hn::IfThenElseZero(range_mask(i, low, high), exp_vector(value));
-      sum = hn::Add(sum, e);
+  for_vectors(low, high, [&](int64_t i, auto whole) HWY_ATTR {
+    V e = exp_negative(hn::MulSub(hn::LoadU(d, x + i), scales, shift));
+    if constexpr (!decltype(whole)::value) {
+      e = hn::IfThenElseZero(range_mask(i, low, high), e);
     }
+    sum = hn::Add(sum, e);
     if constexpr (kWrite) {
       hn::StoreU(e, d, out + i);
     }
+  });
+  if constexpr (kWrite) {
+    const int64_t first = low < high ? low / kLanes * kLanes : width;
+    const int64_t last = low < high ? (high + kLanes - 1) / kLanes * kLanes : width;
+    std::fill(out, out + first, 0.0f);
+    std::fill(out + last, out + width, 0.0f);
   }
   state.sum = hn::GetLane(hn::SumOfLanes(d, sum));
   return state;
@@ -402,20 +313,16 @@ void quantize(const float* x, int8_t* q8, float* scales, int32_t* sums, int64_t 
   }
 }
 
-SimdOps make_ops() {
-  return {hwy::TargetName(HWY_TARGET),
-          gemm,
-          widen,
-          narrow,
-          softmax,
-          softmax_state,
-          merge_outputs,
-          column_max,
-          rms_norm,
-          rope,
-          gate,
-          add,
-          quantize};
+void set_math(SimdOps& ops) {
+  ops.softmax = softmax;
+  ops.softmax_state = softmax_state;
+  ops.merge_outputs = merge_outputs;
+  ops.column_max = column_max;
+  ops.rms_norm = rms_norm;
+  ops.rope = rope;
+  ops.gate = gate;
+  ops.add = add;
+  ops.quantize = quantize;
 }
 
 }  // namespace HWY_NAMESPACE
@@ -425,12 +332,9 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace pagezip::cpu {
 
-HWY_EXPORT(make_ops);
+HWY_EXPORT(set_math);
 
-const SimdOps& simd_ops() {
-  static const SimdOps kOps = HWY_DYNAMIC_DISPATCH(make_ops)();
-  return kOps;
-}
+void set_math_ops(SimdOps& ops) { HWY_DYNAMIC_DISPATCH(set_math)(ops); }
 
 }  // namespace pagezip::cpu
 #endif
