@@ -5,11 +5,15 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
+#include <string_view>
 
 #include "base/error.h"
 
 namespace pagezip {
 namespace {
+
+constexpr std::string_view kRopeFactorsTensor = "rope_freqs.weight";  // part of the configuration
 
 // Reads tensors by name and checks their shapes.
 class Loader {
@@ -18,7 +22,7 @@ class Loader {
       : file_(file), kernels_(kernels), activations_(activations), pool_(pool) {}
 
   /// y = x · Wᵀ with x of `cols` and y of `rows` values, not packed yet.
-  Weight raw_matrix(const std::string& name, int64_t rows, int64_t cols) const {
+  Weight raw_matrix(const std::string& name, int64_t rows, int64_t cols) {
     const GgufTensor& tensor = required(name);
     if (tensor.shape.size() != 2 || tensor.shape[0] != cols || tensor.shape[1] != rows) {
       fail_shape(tensor, fmt::format("[{}, {}]", cols, rows));
@@ -31,12 +35,12 @@ class Loader {
     return weight;
   }
   void pack(Weight& weight) const { kernels_.pack(weight, activations_, pool_); }
-  Weight matrix(const std::string& name, int64_t rows, int64_t cols) const {
+  Weight matrix(const std::string& name, int64_t rows, int64_t cols) {
     Weight weight = raw_matrix(name, rows, cols);
     pack(weight);
     return weight;
   }
-  std::vector<float> vector(const std::string& name, int64_t size) const {
+  std::vector<float> vector(const std::string& name, int64_t size) {
     const GgufTensor& tensor = required(name);
     if (tensor.shape.size() != 1 || tensor.shape[0] != size) {
       fail_shape(tensor, fmt::format("[{}]", size));
@@ -45,17 +49,27 @@ class Loader {
     dequantize(tensor.type, tensor.data, values.data(), size);
     return values;
   }
-  std::vector<float> optional_vector(const std::string& name, int64_t size) const {
+  std::vector<float> optional_vector(const std::string& name, int64_t size) {
     return file_.find(name) == nullptr ? std::vector<float>{} : vector(name, size);
+  }
+  /// A weight that nobody reads (a bias, an expert) means another computation than ours.
+  void check_all_read() const {
+    for (const GgufTensor& tensor : file_.tensors()) {
+      if (!read_.contains(tensor.name) && tensor.name != kRopeFactorsTensor) {
+        throw Error(ErrorKind::kModelFile,
+                    fmt::format("{}: tensor {} is not supported", file_.path(), tensor.name));
+      }
+    }
   }
 
  private:
-  const GgufTensor& required(const std::string& name) const {
+  const GgufTensor& required(const std::string& name) {
     const GgufTensor* tensor = file_.find(name);
     if (tensor == nullptr) {
       throw Error(ErrorKind::kModelFile,
                   fmt::format("{}: tensor {} is missing", file_.path(), name));
     }
+    read_.insert(tensor->name);
     return *tensor;
   }
   [[noreturn]] void fail_shape(const GgufTensor& tensor, const std::string& expected) const {
@@ -68,9 +82,10 @@ class Loader {
   const Kernels& kernels_;
   ActivationType activations_;
   ThreadPool& pool_;
+  std::set<std::string_view> read_;
 };
 
-LayerWeights load_layer(const Loader& load, const ModelConfig& c, int l) {
+LayerWeights load_layer(Loader& load, const ModelConfig& c, int l) {
   const auto name = [l](const char* part) { return fmt::format("blk.{}.{}", l, part); };
   const int64_t q_width = int64_t{c.heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.kv_heads} * c.head_dim;
@@ -124,7 +139,7 @@ uint64_t fingerprint_of(const GgufFile& file) {
 Model::Model(GgufFile file, const Kernels& kernels, ActivationType activations, ThreadPool& pool,
              const Progress& progress)
     : file_(std::move(file)), config_(read_model_config(file_)) {
-  const Loader load(file_, kernels, activations, pool);
+  Loader load(file_, kernels, activations, pool);
   const int64_t steps = config_.layers + 1;
   // Rows of the embedding are read from the file; it is packed only to serve as the output, too.
   embedding_ = load.raw_matrix("token_embd.weight", config_.vocab, config_.hidden);
@@ -139,6 +154,7 @@ Model::Model(GgufFile file, const Kernels& kernels, ActivationType activations, 
     layers_.push_back(load_layer(load, config_, l));
     progress(l + 2, steps);
   }
+  load.check_all_read();
   kv_groups_ = make_kv_groups(config_.is_global, config_.window);
   places_.resize(static_cast<size_t>(config_.layers));
   for (size_t g = 0; g < kv_groups_.size(); ++g) {

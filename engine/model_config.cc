@@ -124,11 +124,13 @@ void apply_rope_factors(const ConfigReader& r, RopeConfig& rope) {
 void read_rope(ConfigReader& r) {
   ModelConfig& c = r.config;
   double divisor = 1;
-  const auto type = r.file().get_string(r.key("rope.scaling.type"));
-  if (type && *type == "linear") {
-    divisor = r.positive("rope.scaling.factor").value_or(1);
-  } else if (type && *type != "none") {
-    r.fail(fmt::format("RoPE scaling of type \"{}\" is not supported", *type));
+  // Files from before the key of the type scale linearly, with a key of another name.
+  const auto type = r.file().get_string(r.key("rope.scaling.type")).value_or("linear");
+  if (type == "linear") {
+    const auto factor = r.positive("rope.scaling.factor");
+    divisor = factor ? *factor : r.positive("rope.scale_linear").value_or(1);
+  } else if (type != "none") {
+    r.fail(fmt::format("RoPE scaling of type \"{}\" is not supported", type));
   }
   c.rope_global = make_rope(c.head_dim, r.positive("rope.freq_base").value_or(10'000), divisor);
   apply_rope_factors(r, c.rope_global);
@@ -138,14 +140,18 @@ void read_rope(ConfigReader& r) {
 }
 
 void read_gemma3(ConfigReader& r) {
-  constexpr int kPeriod = 6;        // every sixth layer is global
+  constexpr int kPeriod = 6;        // every sixth layer is global, unless the file says otherwise
   constexpr int kLayersOf27B = 62;  // the one size whose query scale is not 1 / sqrt(head_dim)
   ModelConfig& c = r.config;
   c.gate = GateFunction::kGeluTanh;
   c.embedding_scale = std::sqrt(static_cast<float>(c.hidden));
   c.window = r.required_size("attention.sliding_window", uint64_t{1} << 30);
+  const int period = r.size("attention.sliding_window_pattern", kLayersMax).value_or(kPeriod);
   for (int l = 0; l < c.layers; ++l) {
-    c.is_global[static_cast<size_t>(l)] = (l + 1) % kPeriod == 0;
+    c.is_global[static_cast<size_t>(l)] = (l + 1) % period == 0;
+  }
+  if (r.file().get_float(r.key("final_logit_softcapping")).value_or(0) != 0) {
+    r.fail("soft-capped logits are not supported");
   }
   if (c.layers == kLayersOf27B) {
     c.attention_scale =

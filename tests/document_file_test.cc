@@ -205,6 +205,11 @@ class DocumentFileTest : public ::testing::Test {
     document_ = compress(small_, full, {1, 2, {0, 20, 20}, first_pairs(20)});
     save_document(path_, *document_, identity_of(small_, *document_));
   }
+  /// Nothing but what save_small() made is held.
+  void expect_no_leak() {
+    EXPECT_EQ(small_.pool.blocks_in_use(), document_->blocks_held());
+    EXPECT_EQ(small_.pool.blocks_reserved(), 0);
+  }
   static std::vector<uint32_t> first_pairs(uint32_t count) {
     std::vector<uint32_t> pairs;
     for (uint32_t pair = 0; pair < count; ++pair) pairs.push_back(pair);
@@ -297,7 +302,6 @@ TEST_F(DocumentFileTest, WritesNothingOfOtherDocuments) {
 TEST_F(DocumentFileTest, EveryTruncationIsAnError) {
   save_small();
   const auto size = static_cast<int64_t>(read_file(path_).size());
-  const int64_t in_use = small_.pool.blocks_in_use();
   ASSERT_LT(size, 10'000);
   for (int64_t length = size - 1; length >= 0; --length) {
     ASSERT_EQ(truncate(path_.c_str(), length), 0);
@@ -305,14 +309,12 @@ TEST_F(DocumentFileTest, EveryTruncationIsAnError) {
     const Error error = error_of([&] { read_document_header(path_); });
     ASSERT_THAT(error.what(), HasSubstr(length < 128 ? "too short" : "truncated"));
   }
-  EXPECT_EQ(small_.pool.blocks_in_use(), in_use);
-  EXPECT_EQ(small_.pool.blocks_reserved(), 0);
+  expect_no_leak();
 }
 
 TEST_F(DocumentFileTest, EveryFlippedByteIsAnError) {
   save_small();
   Bytes bytes = read_file(path_);
-  const int64_t in_use = small_.pool.blocks_in_use();
   Prng prng(1);
   for (size_t at = 0; at < bytes.size(); ++at) {
     const auto mask = static_cast<char>(prng.range(1, 255));
@@ -323,8 +325,7 @@ TEST_F(DocumentFileTest, EveryFlippedByteIsAnError) {
     ASSERT_EQ(error.kind(), ErrorKind::kModelFile) << at;
     ASSERT_THAT(error.what(), HasSubstr(path_)) << at;
   }
-  EXPECT_EQ(small_.pool.blocks_in_use(), in_use);
-  EXPECT_EQ(small_.pool.blocks_reserved(), 0);
+  expect_no_leak();
   overwrite(path_, bytes);
   expect_same_document(small_, *document_,
                        *load_document(path_, small_.pool, small_.shape).document);
@@ -349,7 +350,6 @@ void rehash(Bytes& bytes) {
 TEST_F(DocumentFileTest, ForgedNumbersNeverCrash) {
   save_small();
   const Bytes good = read_file(path_);
-  const int64_t in_use = small_.pool.blocks_in_use();
   const size_t metadata_end = 128 + 512 + 64;
   const uint8_t values[] = {0, 1, 0x7f, 0x80, 0xff};
   int errors = 0;
@@ -373,8 +373,7 @@ TEST_F(DocumentFileTest, ForgedNumbersNeverCrash) {
     }
   }
   EXPECT_GT(errors, 1000);
-  EXPECT_EQ(small_.pool.blocks_in_use(), in_use);
-  EXPECT_EQ(small_.pool.blocks_reserved(), 0);
+  expect_no_leak();
 }
 
 TEST_F(DocumentFileTest, NamesWhatDoesNotFit) {

@@ -45,7 +45,9 @@ std::string blank_comments_and_literals(const std::string& text) {
       i = blank(i, after("*/", i + 2));
     } else if (text.compare(i, 2, "R\"") == 0) {
       const size_t open = std::min(text.find('(', i), text.size());
-      const std::string close = ")" + text.substr(i + 2, open - i - 2) + "\"";
+      // Not "+": GCC 12 warns of an overlap that can't be (PR105329).
+      std::string close(1, ')');
+      close.append(text, i + 2, open - i - 2).push_back('"');
       i = blank(i, after(close, open));
     } else if (text[i] == '"' || (text[i] == '\'' && (i == 0 || !is_word(i - 1)))) {
       size_t end = i + 1;

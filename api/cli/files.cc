@@ -118,11 +118,14 @@ std::string read_text(const std::string& path, std::string_view what) {
   return text;
 }
 
-void check_writable(const std::string& path) {
+void check_writable(const std::string& path, bool to_replace) {
   namespace fs = std::filesystem;
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) {
     fail(ErrorKind::kOutput, "write", path, EISDIR);
+  }
+  if (to_replace && fs::exists(path, ignored) && !fs::is_regular_file(path, ignored)) {
+    throw Error(ErrorKind::kOutput, fmt::format("cannot write {}: not a regular file", path));
   }
   if (fs::exists(path, ignored)) {
     if (access(path.c_str(), W_OK) != 0) {
@@ -131,7 +134,8 @@ void check_writable(const std::string& path) {
     return;
   }
   const fs::path folder = fs::path(path).parent_path();
-  if (access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) != 0) {
+  // The dot: a file in the folder's place is "not a directory".
+  if (access((folder / ".").c_str(), W_OK | X_OK) != 0) {
     fail(ErrorKind::kOutput, "write", path, errno);
   }
 }

@@ -20,7 +20,8 @@ std::string read_text(const std::string& path, std::string_view what);
 void check_text(std::string_view text, std::string_view what);
 
 /// Throws Error(kOutput) if it is plain that the file can't be written, before any work.
-void check_writable(const std::string& path);
+/// `to_replace`: the file will be replaced, so it may not be a device.
+void check_writable(const std::string& path, bool to_replace);
 
 /// A float32 array in NumPy's format 1.0. Throws Error(kOutput), and leaves no partial file.
 void write_npy(const std::string& path, std::span<const int64_t> shape,

@@ -28,6 +28,12 @@ void run(int argc, const char* const* argv) {
   switch (parsed.options.verb) {
     case Verb::kAsk:
       return run_ask(parsed.options);
+    case Verb::kCompress:
+      return run_compress(parsed.options);
+    case Verb::kQuery:
+      return run_query(parsed.options);
+    case Verb::kInspect:
+      return run_inspect(parsed.options);
     case Verb::kScores:
       return run_scores(parsed.options);
     case Verb::kTokenize:

@@ -10,6 +10,7 @@
 
 #include "api/cli/files.h"
 #include "base/error.h"
+#include "engine/utf8.h"
 
 namespace pagezip {
 namespace {
@@ -109,13 +110,18 @@ CLI::Option* add_text(CLI::App& app, const std::string& name, std::string& value
 
 constexpr int64_t kContextMax = int64_t{1} << 30;
 
-void add_runtime(CLI::App& app, RuntimeOptions& o) {
-  o.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+void add_model(CLI::App& app, RuntimeOptions& o) {
   add_text(app, "--model,-m", o.model, "FILE", "The model, a GGUF file")->required();
-  add_text(app, "--system", o.system, "TEXT",
-           "System message; \"\": none, default \"" + o.system + "\"");
-  add_text(app, "--chat-template", o.chat_template, "FILE",
-           "A Jinja chat template, default the model's own");
+}
+
+void add_system(CLI::App& app, RuntimeOptions& o) {
+  const auto set = [&o](const std::string& text) { o.system = text; };
+  app.add_option_function<std::string>(
+         "--system", set, fmt::format("System message, \"\": none; default \"{}\"", kDefaultSystem))
+      ->option_text("TEXT");
+}
+
+void add_kv(CLI::App& app, RuntimeOptions& o) {
   add_choice<KvType>(app, "--kv-dtype", o.kv_type,
                      {{"f16", KvType::kF16}, {"bf16", KvType::kBF16}, {"f32", KvType::kF32}},
                      "Type of the KV cache")
@@ -123,6 +129,13 @@ void add_runtime(CLI::App& app, RuntimeOptions& o) {
   add_choice<int>(app, "--page-tokens", o.page_tokens, {{"16", 16}, {"32", 32}, {"64", 64}},
                   "Tokens of a KV page")
       ->group("Runtime");
+}
+
+void add_runtime(CLI::App& app, RuntimeOptions& o) {
+  o.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  add_model(app, o);
+  add_text(app, "--chat-template", o.chat_template, "FILE",
+           "A Jinja chat template, default the model's own");
   add_number<int64_t>(app, "--pool-mib", o.pool_mib, {1, 1 << 20, false, "MiB"},
                       "Size of the KV pool", "what the job needs")
       ->group("Runtime");
@@ -161,9 +174,6 @@ void add_compression(CLI::App& app, CompressionOptions& o) {
       ->group("Compression");
   add_number<int64_t>(app, "--min-per-head", o.selection.min_per_head,
                       {0, kContextMax, false, "pairs"}, "Floor of each head's budget")
-      ->group("Compression");
-  add_number<int64_t>(app, "--min-context", o.min_context, {0, kContextMax, false, "tokens"},
-                      "Shorter documents are not compressed")
       ->group("Compression");
   add_chunk(app, o);
 }
@@ -208,25 +218,53 @@ void add_document(CLI::App& app, Options& o) {
       ->required();
 }
 
-void add_verbs(CLI::App& app, Options& o) {
+void add_answering_verbs(CLI::App& app, Options& o) {
   CLI::App* ask = add_verb(app, o, Verb::kAsk, "ask", "Compress a document and ask about it");
   add_document(*ask, o);
   ask->add_flag("--compare", o.compare, "Answer with the full document, too");
   add_json(*ask, o);
+  add_system(*ask, o.runtime);
   add_runtime(*ask, o.runtime);
+  add_kv(*ask, o.runtime);
   add_compression(*ask, o.compression);
+  add_number<int64_t>(*ask, "--min-context", o.compression.min_context,
+                      {0, kContextMax, false, "tokens"}, "Shorter documents are not compressed")
+      ->group("Compression");
   add_answer(*ask, o);
+
+  CLI::App* query = add_verb(app, o, Verb::kQuery, "query", "Ask about a compressed document");
+  add_text(*query, "--document,-d", o.document, "FILE", "What compress wrote")->required();
+  add_json(*query, o);
+  add_runtime(*query, o.runtime);
+  add_answer(*query, o);
+}
+
+void add_file_verbs(CLI::App& app, Options& o) {
+  CLI::App* compress = add_verb(app, o, Verb::kCompress, "compress", "Write a compressed document");
+  add_document(*compress, o);
+  add_text(*compress, "--output,-o", o.output, "FILE", "The compressed document")->required();
+  add_json(*compress, o);
+  add_system(*compress, o.runtime);
+  add_runtime(*compress, o.runtime);
+  add_kv(*compress, o.runtime);
+  add_compression(*compress, o.compression);
+
+  CLI::App* inspect = add_verb(app, o, Verb::kInspect, "inspect", "Show a compressed document");
+  add_text(*inspect, "file", o.document, "FILE", "What compress wrote")->required();
+  add_json(*inspect, o);
 
   CLI::App* scores = add_verb(app, o, Verb::kScores, "scores", "Write the scores of all KV pairs");
   add_document(*scores, o);
   add_text(*scores, "--npy", o.output, "FILE",
            "float32 [scored layers, KV heads, tokens], natural logarithms")
       ->required();
+  add_system(*scores, o.runtime);
   add_runtime(*scores, o.runtime);
+  add_kv(*scores, o.runtime);
   add_chunk(*scores, o.compression);
 
   CLI::App* tokenize = add_verb(app, o, Verb::kTokenize, "tokenize", "Show the tokens of a text");
-  add_text(*tokenize, "--model,-m", o.runtime.model, "FILE", "The model, a GGUF file")->required();
+  add_model(*tokenize, o.runtime);
   tokenize->add_flag("--special", o.parse_special, "Control tokens in the text become their ids");
   add_json(*tokenize, o);
   add_text(*tokenize, "text", o.text, "TEXT", "The text, \"-\" for standard input")->required();
@@ -234,7 +272,7 @@ void add_verbs(CLI::App& app, Options& o) {
 
 // What CLI11 can't see: text that is none.
 void check_texts(const Options& o) {
-  check_text(o.runtime.system, "--system");
+  check_text(o.runtime.system.value_or(""), "--system");
   for (const std::string& question : o.questions) {
     check_text(question, "--question");
     if (question.empty()) {
@@ -256,22 +294,32 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   CLI::App app("Answers questions about documents whose KV cache was compressed (KVzip).",
                "pagezip");
   app.formatter(std::make_shared<HelpFormatter>());
-  app.require_subcommand(1);
   app.set_version_flag("--version", "pagezip " PAGEZIP_VERSION);
   app.footer(
       "Exit codes: 0 done, 1 run-time error, 2 usage or bad document, 3 bad model file,\n"
       "4 out of memory, 5 output can't be written, 130 and 143 ended by a signal.");
-  add_verbs(app, parsed.options);
+  add_answering_verbs(app, parsed.options);
+  add_file_verbs(app, parsed.options);
+  // CLI11 would only say that a subcommand is required.
+  const auto is_named = [&](const CLI::App* verb) { return verb->get_name() == argv[1]; };
+  if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_named).empty()) {
+    throw Error(ErrorKind::kUsage, fmt::format("there is no command \"{}\"; --help lists them",
+                                               to_printable(argv[1])));
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    parsed.print = app.help();
+    // CLI11 puts two empty lines before a group.
+    parsed.print = CLI::detail::find_and_replace(app.help(), "\n\n\n", "\n\n");
     return parsed;
   } catch (const CLI::CallForVersion& version) {
     parsed.print = std::string(version.what()) + "\n";
     return parsed;
   } catch (const CLI::ParseError& error) {
     throw Error(ErrorKind::kUsage, error.what());
+  }
+  if (app.get_subcommands().size() != 1) {
+    throw Error(ErrorKind::kUsage, "one command is needed; --help lists them");
   }
   check_texts(parsed.options);
   return parsed;

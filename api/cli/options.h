@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,13 +10,13 @@
 
 namespace pagezip {
 
-enum class Verb : uint8_t { kAsk, kScores, kTokenize };
+enum class Verb : uint8_t { kAsk, kCompress, kQuery, kInspect, kScores, kTokenize };
 
 /// How the model runs.
 struct RuntimeOptions {
   std::string model;
-  std::string system = "You are a helpful assistant.";
-  std::string chat_template;  // a file; "": the model's own
+  std::optional<std::string> system;  // nothing: the default, where the template takes one
+  std::string chat_template;          // a file; "": the model's own
   KvType kv_type = KvType::kF16;
   int page_tokens = 16;
   int64_t pool_mib = 0;  // 0: what the job needs
@@ -32,6 +33,8 @@ struct CompressionOptions {
   int64_t min_context = 0;  // shorter documents are not compressed
   ScoreFunction score_function = ScoreFunction::kProbability;
 };
+
+inline constexpr const char* kDefaultSystem = "You are a helpful assistant.";
 
 struct Options {
   Verb verb = Verb::kAsk;

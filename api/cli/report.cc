@@ -5,49 +5,14 @@
 #include <algorithm>
 
 namespace pagezip {
-namespace {
 
 double mib(int64_t bytes) { return static_cast<double>(bytes) / 1048576.0; }
-
-/// Forward passes behind the first token, and how long each took.
-struct DecodeRate {
-  int64_t steps;
-  double ms_per_step;
-  double per_second;
-};
-
-DecodeRate decode_rate(const Answer& answer) {
-  const int64_t sampled =
-      static_cast<int64_t>(answer.tokens.size()) + (answer.finish == FinishReason::kEnd ? 1 : 0);
-  const int64_t steps = sampled - 1;
-  if (steps <= 0 || answer.decode_ms <= 0) {
-    return {0, 0, 0};
-  }
-  const double ms = answer.decode_ms / static_cast<double>(steps);
-  return {steps, ms, 1000 / ms};
-}
-
-const char* finish_name(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kEnd:
-      return "end";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kStopString:
-      return "stop";
-  }
-  return "";
-}
-
-/// Model layers of the global KV group, the only ones that are scored.
-std::vector<int> scored_layers(const Model& model) {
-  const KvGroup& group = model.kv_groups().front();
-  return group.window == 0 ? group.layers : std::vector<int>();
-}
 
 std::string row(const char* name, const std::string& text) {
   return fmt::format("  {:<11} {}\n", name, text);
 }
+
+namespace {
 
 std::string stage_row(const char* name, double ms, int64_t tokens) {
   std::string text = fmt::format("{:>9} ms", group_digits(static_cast<int64_t>(ms + 0.5)));
@@ -61,13 +26,17 @@ std::string stage_row(const char* name, double ms, int64_t tokens) {
 
 }  // namespace
 
+std::vector<int> scored_layers(const Model& model) {
+  const KvGroup& group = model.kv_groups().front();
+  return group.window == 0 ? group.layers : std::vector<int>();
+}
+
 double achieved_ratio(const Document& document) {
   const int64_t tokens = document.logical_length() - document.prefix_length();
   if (!document.compressed() || tokens == 0) {
     return 1;
   }
-  const Segment segment = document.segment(0);
-  const int heads = segment.heads;
+  const int heads = document.geometry().kv_heads;
   int64_t kept = 0;
   for (int layer = 0; layer < document.global_layers(); ++layer) {
     for (int head = 0; head < heads; ++head) {
@@ -104,34 +73,31 @@ void print_summary(Output& output, const Session& session, const JobPlan& plan,
   output.write(text);
 }
 
-void print_answer_timing(Output& output, const Answer& answer) {
-  const DecodeRate rate = decode_rate(answer);
-  std::string text = fmt::format("  {} tokens; first after {:.0f} ms", answer.tokens.size(),
-                                 answer.first_token_ms);
-  if (rate.steps > 0) {
-    text += fmt::format(", then {:.1f} ms per token", rate.ms_per_step);
-  }
-  if (answer.finish == FinishReason::kLength) {
-    text += "; cut at the length limit";
-  }
-  output.write(output.dim(text) + "\n");
-}
-
 std::string json_line(const Json& json) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Json retained_json(const Document& document) {
+  Json retained = Json::array();
+  for (int layer = 0; layer < document.global_layers(); ++layer) {
+    Json heads = Json::array();
+    for (int head = 0; head < document.geometry().kv_heads; ++head) {
+      heads.push_back(document.retained_own(layer, head));
+    }
+    retained.push_back(std::move(heads));
+  }
+  return retained;
+}
+
+Json memory_json(const BlockPool& pool, int64_t score_bytes) {
+  return {{"score_bytes", score_bytes},
+          {"pool_bytes", pool.bytes()},
+          {"pool_bytes_in_use", pool.blocks_in_use() * pool.geometry().block_bytes()}};
 }
 
 Json job_json(Session& session, const Options& options, const JobPlan& plan,
               const JobResult& result) {
   const Document& document = *result.document;
-  Json retained = Json::array();
-  for (int layer = 0; layer < document.global_layers(); ++layer) {
-    Json heads = Json::array();
-    for (int head = 0; head < session.model().config().kv_heads; ++head) {
-      heads.push_back(document.retained_own(layer, head));
-    }
-    retained.push_back(std::move(heads));
-  }
   Json json;
   json["document"] = {{"tokens", plan.context.size()},
                       {"prefix_tokens", session.frame().prefix().size()},
@@ -141,7 +107,7 @@ Json job_json(Session& session, const Options& options, const JobPlan& plan,
                       {"kv_bytes_full", result.kv_bytes_full},
                       {"kv_bytes", result.kv_bytes},
                       {"scored_layers", scored_layers(session.model())},
-                      {"retained", std::move(retained)}};
+                      {"retained", retained_json(document)}};
   if (!plan.compress) {
     json["document"]["skipped_reason"] = plan.skipped_reason;
   }
@@ -150,28 +116,7 @@ Json job_json(Session& session, const Options& options, const JobPlan& plan,
                      {"score_ms", result.score_ms},
                      {"select_ms", result.select_ms},
                      {"compact_ms", result.compact_ms}};
-  const BlockPool& pool = session.pipeline().pool();
-  json["memory"] = {{"score_bytes", result.score_bytes},
-                    {"pool_bytes", pool.bytes()},
-                    {"pool_bytes_in_use", pool.blocks_in_use() * pool.geometry().block_bytes()}};
-  return json;
-}
-
-Json answer_json(const std::string& question, size_t prompt_tokens, const AnswerPair& pair) {
-  const auto fill = [](Json& json, const Answer& answer) {
-    json["text"] = answer.text;
-    json["token_ids"] = answer.tokens;
-    json["finish_reason"] = finish_name(answer.finish);
-    json["first_token_ms"] = answer.first_token_ms;
-    json["decode_tokens_per_s"] = decode_rate(answer).per_second;
-  };
-  Json json;
-  json["question"] = question;
-  json["prompt_tokens"] = prompt_tokens;
-  fill(json, pair.answer);
-  if (pair.full) {
-    fill(json["full"], *pair.full);
-  }
+  json["memory"] = memory_json(session.pipeline().pool(), result.score_bytes);
   return json;
 }
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "api/cli/job.h"
 #include "api/cli/session.h"
@@ -13,22 +13,24 @@ namespace pagezip {
 
 using Json = nlohmann::ordered_json;
 
-/// A question's answers; the full document's only if both were asked for.
-struct AnswerPair {
-  Answer answer;
-  std::optional<Answer> full;
-};
+/// One line of a table.
+std::string row(const char* name, const std::string& text);
+double mib(int64_t bytes);
 
 void print_summary(Output& output, const Session& session, const JobPlan& plan,
                    const JobResult& result);
-void print_answer_timing(Output& output, const Answer& answer);
 std::string json_line(const Json& json);
 
-/// {document, timings, memory, answers}
+/// {document, timings, memory}
 Json job_json(Session& session, const Options& options, const JobPlan& plan,
               const JobResult& result);
-Json answer_json(const std::string& question, size_t prompt_tokens, const AnswerPair& pair);
 
+Json memory_json(const BlockPool& pool, int64_t score_bytes);
+/// [layer][head]: pairs of the document's own.
+Json retained_json(const Document& document);
+
+/// Model layers of the global KV group, the only ones that are scored.
+std::vector<int> scored_layers(const Model& model);
 /// Pairs kept among the document's own, over all of them.
 double achieved_ratio(const Document& document);
 

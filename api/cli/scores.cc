@@ -8,7 +8,7 @@ namespace pagezip {
 
 void run_scores(const Options& options) {
   const std::string text = read_document(options.document);
-  check_writable(options.output);
+  check_writable(options.output, false);
   Progress progress;
   Session session(options.runtime, &options.compression, progress);
   const JobPlan plan = plan_job(session, options, text);

@@ -28,6 +28,23 @@ std::optional<ChatTemplate> load_template(const std::string& path, const GgufFil
   }
 }
 
+PromptFrame make_frame(const std::optional<ChatTemplate>& chat_template, const Tokenizer& tokenizer,
+                       const std::optional<std::string>& system) {
+  const ChatTemplate* chat = chat_template ? &*chat_template : nullptr;
+  const int64_t now = std::time(nullptr);
+  if (system) {
+    return {chat, tokenizer, *system, now};
+  }
+  try {
+    return {chat, tokenizer, kDefaultSystem, now};
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUsage) {
+      throw;
+    }
+    return {chat, tokenizer, "", now};  // the template takes no system message
+  }
+}
+
 }  // namespace
 
 Session::Session(const RuntimeOptions& options, const CompressionOptions* compression,
@@ -36,10 +53,9 @@ Session::Session(const RuntimeOptions& options, const CompressionOptions* compre
       file_(GgufFile::open(options.model)),
       tokenizer_(file_),
       chat_template_(load_template(options.chat_template, file_, tokenizer_)),
+      frame_(make_frame(chat_template_, tokenizer_, options.system)),
       threads_(options.threads),
       kernels_(options.reference_backend ? reference_kernels() : cpu_kernels()) {
-  frame_.emplace(chat_template_ ? &*chat_template_ : nullptr, tokenizer_, options.system,
-                 std::time(nullptr));
   pipeline_options_.kv_type = options.kv_type;
   pipeline_options_.page_tokens = options.page_tokens;
   if (compression != nullptr) {

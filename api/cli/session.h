@@ -16,9 +16,10 @@ class Session {
   /// Loads the model. `compression` may be null: nothing will be scored.
   Session(const RuntimeOptions& options, const CompressionOptions* compression, Progress& progress);
 
+  const Kernels& kernels() const { return kernels_; }
   const Model& model() const { return *model_; }
   const Tokenizer& tokenizer() const { return tokenizer_; }
-  const PromptFrame& frame() const { return *frame_; }
+  const PromptFrame& frame() const { return frame_; }
   const PipelineOptions& pipeline_options() const { return pipeline_options_; }
   int64_t context_max() const;
   double load_ms() const { return load_ms_; }
@@ -34,7 +35,7 @@ class Session {
   GgufFile file_;
   Tokenizer tokenizer_;
   std::optional<ChatTemplate> chat_template_;
-  std::optional<PromptFrame> frame_;
+  PromptFrame frame_;
   ThreadPool threads_;
   const Kernels& kernels_;
   PipelineOptions pipeline_options_;

@@ -6,6 +6,9 @@
 namespace pagezip {
 
 void run_ask(const Options& options);
+void run_compress(const Options& options);
+void run_query(const Options& options);
+void run_inspect(const Options& options);
 void run_scores(const Options& options);
 void run_tokenize(const Options& options);
 
