@@ -24,15 +24,14 @@ mkdir -p build
   >build/demo.log 2>&1 || { tail -40 build/demo.log; echo "demo: error: the build failed" >&2; exit 1; }
 
 command=(build/release/pagezip ask --model "$models/$file"
-  --document demo/handbook.md --keep 0.3 --compare --max-tokens 48
+  --document demo/handbook.md --keep 0.3 --compare --max-tokens 64
   --question "Who is the safety officer?"
-  --question "How often must the dewar be filled?"
+  --question "When was the observatory founded, and by whom?"
   --question "When do public evenings begin, and what does a ticket cost?"
-  --question "What is the name of the spectrograph?"
-  --question "How long does the generator's tank last?")
+  --question "How many litres of diesel does the generator's tank hold?"
+  --question "How long may books be borrowed from the library?")
 echo
 echo "demo: running"
-printf '%q ' "${command[@]}"
-echo
+echo "${command[@]@Q}"
 echo
 "${command[@]}"
