@@ -127,8 +127,9 @@ bool ScoreJob::run_tile() {
   scoring.subtract_lse = function_ == ScoreFunction::kProbability;
   scoring.stop_after_scores = layer_ == last_layer_;
   if (global) {
-    scoring.best = {scores_.scores.data() + place.layer * scores_.heads * scores_.tokens + begin,
-                    scores_.heads, end - begin, scores_.tokens};
+    scoring.best = {
+        scores_.scores.data() + int64_t{place.layer} * scores_.heads * scores_.tokens + begin,
+        scores_.heads, end - begin, scores_.tokens};
   }
   transformer_.layer(layer_, hidden, {&span, 1}, rope_, row_, global ? &scoring : nullptr);
 

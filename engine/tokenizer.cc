@@ -64,18 +64,16 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool parse_special
   }
   std::vector<TokenId> ids;
   WordCache words(text.size(), ids);
-  bool at_start = true;
   size_t done = 0;
   while (done < text.size()) {
     const auto match = vocabulary_->find_special(text, done, parse_special);
     const size_t plain_end = match ? match->begin : text.size();
     if (plain_end > done) {
-      encoder_->encode(text.substr(done, plain_end - done), at_start, words);
-      at_start = false;
+      // Plain text always stands at the start or behind a special token.
+      encoder_->encode(text.substr(done, plain_end - done), /*at_start=*/true, words);
     }
     if (!match) break;
     ids.push_back(match->id);
-    at_start = true;
     done = match->end;
   }
   return ids;

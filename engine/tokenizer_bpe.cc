@@ -212,7 +212,7 @@ class BpeEncoder : public TextEncoder {
   const Vocabulary& vocabulary_;
   std::vector<Regex> patterns_;
   bool whole_words_first_ = false;
-  std::array<TokenId, 256> byte_ids_;
+  std::array<TokenId, 256> byte_ids_{};
   std::unordered_map<uint64_t, Merge> merges_;
 };
 

@@ -45,7 +45,7 @@ class WordCache {
  private:
   static constexpr size_t kMaxWordBytes = 48;
   struct Entry {
-    std::array<char, kMaxWordBytes> word;
+    std::array<char, kMaxWordBytes> word{};
     uint32_t bytes = 0;
     uint32_t count = 0;
     size_t first = 0;  // index into ids_

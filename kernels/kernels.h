@@ -73,9 +73,9 @@ struct Activations {
 };
 
 struct MatmulTarget {
-  const Weight* weight;
-  const float* bias;      // [weight->rows], or null
-  MatrixView<float> out;  // [rows, weight->rows]
+  const Weight* weight = nullptr;
+  const float* bias = nullptr;  // [weight->rows], or null
+  MatrixView<float> out;        // [rows, weight->rows]
 };
 
 /// Consecutive rows of one sequence inside a batch. Row i of the span is the token at logical

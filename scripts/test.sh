@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Every check, in a fresh clone too: packages, models, format, clang-tidy on what changed, unit
-# tests under ASan and UBSan, then all tests (unit, command line, golden) on the release build.
+# Every check, in a fresh clone too: packages, models, format, clang-tidy on what changed, the tests
+# that need no model under ASan and UBSan, then all tests on the release build.
 #
 #   scripts/test.sh           stops at the first failure
-#   scripts/test.sh --full    clang-tidy on all files, and the unit tests under ThreadSanitizer
+#   scripts/test.sh --full    clang-tidy on all files, and ThreadSanitizer too
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -60,13 +60,13 @@ sources '*.h' '*.cc' | xargs clang-format-14 --dry-run -Werror
 
 stage "build: asan"
 build asan
-stage "unit tests under AddressSanitizer and UBSan"
+stage "tests under AddressSanitizer and UBSan"
 ctest --preset asan -j "$jobs"
 
 if $full; then
   stage "build: tsan"
   build tsan
-  stage "unit tests under ThreadSanitizer"
+  stage "tests under ThreadSanitizer"
   ctest --preset tsan -j "$jobs"
 fi
 
