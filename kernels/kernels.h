@@ -60,7 +60,10 @@ struct Weight {
 
 /// The input of matmul, prepared once for all weights that read it. 8-bit form, filled where the
 /// backend wants it: block b of a row is values[32b, 32b+32) ≈ scales[b] * q8, with
-/// sums[2b], sums[2b+1] the integer sums of its two halves.
+/// sums[2b], sums[2b+1] the integer sums of its two halves. With m the largest magnitude of a
+/// block, scale = m / 127 and q8 = round-half-even(value * (127 / m)), in float32; a block with m <
+/// kQ8Smallest counts as zero.
+inline constexpr float kQ8Smallest = 0x1p-100f;
 struct Activations {
   MatrixView<const float> values;  // [rows, cols]
   std::vector<int8_t> q8;          // [rows, cols padded to 32]

@@ -63,7 +63,8 @@ Matrix rounded_to_q8(const Matrix& x) {
       }
       const float scale = largest / 127.0f;
       for (int64_t k = begin; k < begin + 32; ++k) {
-        rounded.row(i)[k] = largest > 0 ? scale * std::nearbyint(x.row(i)[k] / scale) : 0.0f;
+        rounded.row(i)[k] =
+            largest > 0 ? scale * std::nearbyint(x.row(i)[k] * (127.0f / largest)) : 0.0f;
       }
     }
   }

@@ -177,16 +177,19 @@ void multiply_float(const Work& work, const Activations& x, int thread, ThreadPo
 // multiply.
 void group_sums(const Activations& x, const PanelFormat& format, int64_t row, int64_t rows,
                 int32_t* offset, float* scaled) {
-  const int per_block = 32 / format.sub;
   const int32_t* sums = x.sums.data() + 2 * row * x.blocks;
   const float* scales = x.scales.data() + row * x.blocks;
-  for (int64_t block = 0; block < rows * x.blocks; ++block) {
-    for (int s = 0; s < per_block; ++s) {
-      const int32_t sum =
-          per_block == 2 ? sums[2 * block + s] : sums[2 * block] + sums[2 * block + 1];
-      offset[block * per_block + s] = -format.offset * sum;
-      scaled[block * per_block + s] = scales[block] * static_cast<float>(sum);
+  if (format.sub == 16) {
+    for (int64_t half = 0; half < 2 * rows * x.blocks; ++half) {
+      offset[half] = -format.offset * sums[half];
+      scaled[half] = scales[half / 2] * static_cast<float>(sums[half]);
     }
+    return;
+  }
+  for (int64_t block = 0; block < rows * x.blocks; ++block) {
+    const int32_t sum = sums[2 * block] + sums[2 * block + 1];
+    offset[block] = -format.offset * sum;
+    scaled[block] = scales[block] * static_cast<float>(sum);
   }
 }
 
@@ -206,6 +209,9 @@ void multiply_quantised(const Work& work, const Activations& x, int thread, Thre
     const int64_t rows = std::min(tile, x.values.rows - row);
     group_sums(x, format, row, rows, offset, scaled);
     for (int64_t first = work.first; first < work.first + work.count; first += kPanel) {
+      const int64_t count = std::min(kPanel, weight.rows - first);
+      // A whole panel without bias goes straight to its place.
+      const bool direct = count == kPanel && work.target->bias == nullptr;
       const PanelArgs args{weight.packed.data() + first / kPanel * chunks * format.chunk_bytes(),
                            chunks,
                            x.q8.data() + row * x.blocks * 32,
@@ -213,11 +219,12 @@ void multiply_quantised(const Work& work, const Activations& x, int thread, Thre
                            offset,
                            scaled,
                            x.blocks,
-                           buffer,
-                           kPanel};
+                           direct ? work.target->out.row(row) + first : buffer,
+                           direct ? work.target->out.stride : kPanel};
       function(args, rows);
-      const int64_t count = std::min(kPanel, weight.rows - first);
-      write_out({work.target, first, count}, buffer, kPanel, row, rows);
+      if (!direct) {
+        write_out({work.target, first, count}, buffer, kPanel, row, rows);
+      }
     }
   }
 }

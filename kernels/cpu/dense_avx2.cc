@@ -76,10 +76,17 @@ inline __m256i dot(__m256i sum, __m256i w, const int8_t* a) {
 }
 
 template <int kBits, int kSub, bool kMinimum, bool kSubScales, int kRows>
-void panel_side(const PanelArgs& args, int side) {
+void panel_side(const PanelArgs& args, int64_t first, int side) {
+  const int64_t blocks = args.blocks;
+  const int8_t* q8 = args.q8 + first * blocks * 32;
+  const float* scales = args.scales + first * blocks;
+  const int32_t* offset_sums = args.offset_sums + first * blocks * (32 / kSub);
+  const float* scaled_sums = args.scaled_sums + first * blocks * (32 / kSub);
+  float* out = args.out + first * args.out_stride + 8 * side;
   constexpr int kScales = 32 / kSub;
   constexpr int kQuantBytes = kBits == 8 ? 512 : kBits == 6 ? 384 : kBits == 5 ? 320 : 256;
   __m256 sums[kRows];
+#pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
     sums[r] = _mm256_setzero_ps();
   }
@@ -93,15 +100,17 @@ void panel_side(const PanelArgs& args, int side) {
       const std::byte* sub_scales = p + kQuantBytes + 8 * side;
       for (int s = 0; s < kScales; ++s) {
         __m256i dots[kRows];
+#pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           // 8-bit quants are made signed above, so nothing is to be subtracted.
-          const int64_t group = (r * args.blocks + block) * kScales + s;
-          dots[r] = _mm256_set1_epi32(kMinimum || kBits == 8 ? 0 : args.offset_sums[group]);
+          const int64_t group = (r * blocks + block) * kScales + s;
+          dots[r] = _mm256_set1_epi32(kMinimum || kBits == 8 ? 0 : offset_sums[group]);
         }
         for (int v = s * 8 / kScales; v < (s + 1) * 8 / kScales; ++v) {
           const __m256i w = unpack<kBits>(p, v, side);
+#pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
-            dots[r] = dot<kBits>(dots[r], w, args.q8 + (r * args.blocks + block) * 32 + 4 * v);
+            dots[r] = dot<kBits>(dots[r], w, q8 + (r * blocks + block) * 32 + 4 * v);
           }
         }
         const __m256 scale = kSubScales ? _mm256_mul_ps(d, load_int8(sub_scales + 16 * s)) : d;
@@ -109,12 +118,13 @@ void panel_side(const PanelArgs& args, int side) {
             kMinimum && kSubScales
                 ? _mm256_mul_ps(dmin, load_uint8(sub_scales + 16 * (kScales + s)))
                 : dmin;
+#pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
-          const __m256 activation = _mm256_set1_ps(args.scales[r * args.blocks + block]);
+          const __m256 activation = _mm256_set1_ps(scales[r * blocks + block]);
           sums[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[r]), _mm256_mul_ps(scale, activation),
                                     sums[r]);
           if constexpr (kMinimum) {
-            const float sum = args.scaled_sums[(r * args.blocks + block) * kScales + s];
+            const float sum = scaled_sums[(r * blocks + block) * kScales + s];
             sums[r] = _mm256_fnmadd_ps(minimum, _mm256_set1_ps(sum), sums[r]);
           }
         }
@@ -122,16 +132,17 @@ void panel_side(const PanelArgs& args, int side) {
       p += kQuantBytes + (kSubScales ? 16 * kScales * (kMinimum ? 2 : 1) : 0);
     }
   }
+#pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
-    _mm256_storeu_ps(args.out + r * args.out_stride + 8 * side, sums[r]);
+    _mm256_storeu_ps(out + r * args.out_stride, sums[r]);
   }
 }
 
 template <int kBits, int kSub, bool kMinimum, bool kSubScales>
 void panel(const PanelArgs& args, int64_t rows) {
-  split_rows<4, 32 / kSub>(args, rows, [](const PanelArgs& part, auto count) {
+  split_rows<4>(0, rows, [&](int64_t first, auto count) {
     for (int side = 0; side < 2; ++side) {
-      panel_side<kBits, kSub, kMinimum, kSubScales, decltype(count)::value>(part, side);
+      panel_side<kBits, kSub, kMinimum, kSubScales, decltype(count)::value>(args, first, side);
     }
   });
 }

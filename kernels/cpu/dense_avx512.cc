@@ -82,9 +82,16 @@ inline __m512i dot(__m512i sum, const __m512i* w, const int8_t* a) {
 }
 
 template <int kBits, int kSub, bool kMinimum, bool kSubScales, int kRows>
-void panel_rows(const PanelArgs& args) {
+void panel_rows(const PanelArgs& args, int64_t first) {
+  const int64_t blocks = args.blocks;
+  const int8_t* q8 = args.q8 + first * blocks * 32;
+  const float* scales = args.scales + first * blocks;
+  const int32_t* offset_sums = args.offset_sums + first * blocks * (32 / kSub);
+  const float* scaled_sums = args.scaled_sums + first * blocks * (32 / kSub);
+  float* out = args.out + first * args.out_stride;
   constexpr int kScales = 32 / kSub;
   __m512 sums[kRows];
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     sums[r] = _mm512_setzero_ps();
   }
@@ -110,36 +117,37 @@ void panel_rows(const PanelArgs& args) {
         }
       }
       p += kSubScales ? 16 * kScales * (kMinimum ? 2 : 1) : 0;
+#pragma GCC unroll 16  // else g++ keeps the sums in memory
       for (int r = 0; r < kRows; ++r) {
-        const int8_t* a = args.q8 + (r * args.blocks + block) * 32;
-        const __m512 activation = _mm512_set1_ps(args.scales[r * args.blocks + block]);
+        const int8_t* a = q8 + (r * blocks + block) * 32;
+        const __m512 activation = _mm512_set1_ps(scales[r * blocks + block]);
         for (int s = 0; s < kScales; ++s) {
-          const int64_t group = (r * args.blocks + block) * kScales + s;
+          const int64_t group = (r * blocks + block) * kScales + s;
           __m512i dots = _mm512_setzero_si512();
           if constexpr (!kMinimum) {
-            dots = _mm512_set1_epi32(args.offset_sums[group]);
+            dots = _mm512_set1_epi32(offset_sums[group]);
           }
           dots = dot<8 / kScales>(dots, w + s * (8 / kScales), a + s * kSub);
           sums[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), _mm512_mul_ps(scale[s], activation),
                                     sums[r]);
           if constexpr (kMinimum) {
-            sums[r] =
-                _mm512_fnmadd_ps(minimum[s], _mm512_set1_ps(args.scaled_sums[group]), sums[r]);
+            sums[r] = _mm512_fnmadd_ps(minimum[s], _mm512_set1_ps(scaled_sums[group]), sums[r]);
           }
         }
       }
     }
   }
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    _mm512_storeu_ps(args.out + r * args.out_stride, sums[r]);
+    _mm512_storeu_ps(out + r * args.out_stride, sums[r]);
   }
 }
 
-// 12 rows fill the registers: 8 of weights, 12 of sums, the rest for scales.
+// 16 rows fill the registers: 8 of weights, 16 of sums, the rest for scales.
 template <int kBits, int kSub, bool kMinimum, bool kSubScales>
 void panel(const PanelArgs& args, int64_t rows) {
-  split_rows<12, 32 / kSub>(args, rows, [](const PanelArgs& part, auto count) {
-    panel_rows<kBits, kSub, kMinimum, kSubScales, decltype(count)::value>(part);
+  split_rows<16>(0, rows, [&](int64_t first, auto count) {
+    panel_rows<kBits, kSub, kMinimum, kSubScales, decltype(count)::value>(args, first);
   });
 }
 

@@ -32,25 +32,15 @@ PanelFunction select_panel(const PanelFormat& f, Make make) {
   return nullptr;
 }
 
-/// The same arguments, `rows` rows further.
-inline PanelArgs skip_rows(PanelArgs args, int64_t rows, int scales_per_block) {
-  args.q8 += rows * args.blocks * 32;
-  args.scales += rows * args.blocks;
-  args.offset_sums += rows * args.blocks * scales_per_block;
-  args.scaled_sums += rows * args.blocks * scales_per_block;
-  args.out += rows * args.out_stride;
-  return args;
-}
-
-/// Covers `rows` rows by groups of kMax, then kMax / 2 or 4, 2, 1: call(args, integral_constant).
-template <int kMax, int kScales, typename Call>
-void split_rows(PanelArgs args, int64_t rows, Call call) {
-  for (; rows >= kMax; rows -= kMax) {
-    call(args, std::integral_constant<int, kMax>{});
-    args = skip_rows(args, kMax, kScales);
+/// Covers rows [first, rows) by groups of kMax, then of half of it and so on: call(first row of
+/// the group, integral_constant).
+template <int kMax, typename Call>
+void split_rows(int64_t first, int64_t rows, const Call& call) {
+  for (; first + kMax <= rows; first += kMax) {
+    call(first, std::integral_constant<int, kMax>{});
   }
   if constexpr (kMax > 1) {
-    split_rows<(kMax > 8 ? 8 : kMax / 2), kScales>(args, rows, call);
+    split_rows<kMax / 2>(first, rows, call);
   }
 }
 

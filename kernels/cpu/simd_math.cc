@@ -298,13 +298,14 @@ void quantize(const float* x, int8_t* q8, float* scales, int32_t* sums, int64_t 
     for (int64_t i = 0; i < 32; i += kLanes) {
       max = hn::Max(max, hn::Abs(hn::LoadU(d, values + i)));
     }
-    const float scale = hn::GetLane(hn::MaxOfLanes(d, max)) / 127.0f;
-    scales[block] = scale;
-    const V divisor = hn::Set(d, scale > 0 ? scale : 1.0f);
+    const float largest = hn::GetLane(hn::MaxOfLanes(d, max));
+    const bool zero = largest < kQ8Smallest;
+    scales[block] = zero ? 0.0f : largest / 127.0f;
+    const V inverse = hn::Set(d, zero ? 0.0f : 127.0f / largest);
     for (int64_t half = 0; half < 2; ++half) {
       auto sum = hn::Zero(di);
       for (int64_t i = 16 * half; i < 16 * half + 16; i += kLanes) {
-        const auto q = hn::NearestInt(hn::Div(hn::LoadU(d, values + i), divisor));
+        const auto q = hn::NearestInt(hn::Mul(hn::LoadU(d, values + i), inverse));
         sum = hn::Add(sum, q);
         hn::StoreU(hn::DemoteTo(d8, q), d8, q8 + 32 * block + i);
       }

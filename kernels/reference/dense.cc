@@ -19,12 +19,12 @@ void quantise_block(const float* values, int64_t count, int8_t* q8, float& scale
   for (int64_t i = 0; i < count; ++i) {
     largest = std::max(largest, std::fabs(values[i]));
   }
-  scale = largest / 127.0f;
+  const bool zero = largest < kQ8Smallest;
+  scale = zero ? 0.0f : largest / 127.0f;
+  const float inverse = zero ? 0.0f : 127.0f / largest;
   sums[0] = sums[1] = 0;
   for (int64_t i = 0; i < kActivationBlock; ++i) {
-    // Only a denormal scale is so inexact that the quotient leaves [-127, 127].
-    const float quotient = i < count && scale > 0 ? values[i] / scale : 0.0f;
-    q8[i] = static_cast<int8_t>(std::clamp(std::nearbyint(quotient), -127.0f, 127.0f));
+    q8[i] = static_cast<int8_t>(i < count ? std::nearbyint(values[i] * inverse) : 0.0f);
     sums[i / 16] += q8[i];
   }
 }
