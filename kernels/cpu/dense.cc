@@ -154,7 +154,7 @@ void write_out(const Work& work, const float* buffer, int64_t width, int64_t row
   }
 }
 
-constexpr int64_t kRowTile = 96;  // activations of a tile stay in the second-level cache
+constexpr int64_t kRowTile = 32;  // activations of a tile stay in the first-level cache
 
 void multiply_float(const Work& work, const Activations& x, int thread, ThreadPool& pool) {
   const int64_t cols = work.target->weight->cols;
