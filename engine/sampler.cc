@@ -22,8 +22,8 @@ void validate(const SamplingParams& p) {
   require(p.top_k >= 0, "top-k", p.top_k, "0 or more");
   require(p.top_p > 0 && p.top_p <= 1, "top-p", p.top_p, "in (0, 1]");
   require(p.min_p >= 0 && p.min_p <= 1, "min-p", p.min_p, "in [0, 1]");
-  require(p.repetition_penalty > 0 && p.repetition_penalty <= 100, "repetition penalty",
-          p.repetition_penalty, "in (0, 100]");
+  require(p.repetition_penalty >= 0.01 && p.repetition_penalty <= 100, "repetition penalty",
+          p.repetition_penalty, "in [0.01, 100]");
 }
 
 Sampler::Sampler(const SamplingParams& params, std::span<const TokenId> history)
@@ -80,6 +80,9 @@ TokenId Sampler::draw(std::vector<Candidate>& candidates) {
                     candidates.end(), better);
   // Probabilities relative to the best token, before and after temperature.
   const double best = candidates[0].logit;
+  if (!std::isfinite(best)) {
+    throw Error(ErrorKind::kRuntime, "the model gave logits that are not finite");
+  }
   double total = 0;
   for (size_t i = 0; i < count; ++i) {
     total += std::exp(candidates[i].logit - best);
@@ -88,7 +91,9 @@ TokenId Sampler::draw(std::vector<Candidate>& candidates) {
   size_t kept = 0;
   while (kept < count) {
     const double relative = std::exp(candidates[kept].logit - best);
-    if (kept > 0 && (cumulative >= params_.top_p * total || relative < params_.min_p)) {
+    // Not for top_p = 1: the tail's sum rounds to nothing, but a temperature above 1 can lift it.
+    const bool in_nucleus = params_.top_p == 1 || cumulative < params_.top_p * total;
+    if (kept > 0 && (!in_nucleus || relative < params_.min_p)) {
       break;
     }
     cumulative += relative;
@@ -99,13 +104,23 @@ TokenId Sampler::draw(std::vector<Candidate>& candidates) {
     mass += std::exp((candidates[i].logit - best) / params_.temperature);
   }
   double point = prng_.uniform() * mass;
-  for (size_t i = 0; i + 1 < kept; ++i) {
-    point -= std::exp((candidates[i].logit - best) / params_.temperature);
-    if (point < 0) {
-      return candidates[i].id;
+  TokenId chosen = candidates[0].id;  // where rounding leaves a rest of `point`: the last possible
+  for (size_t i = 0; i < kept && point >= 0; ++i) {
+    const double weight = std::exp((candidates[i].logit - best) / params_.temperature);
+    if (weight > 0) {
+      chosen = candidates[i].id;
+    }
+    point -= weight;
+  }
+  return chosen;
+}
+
+StopMatcher::StopMatcher(std::vector<std::string> stops) : stops_(std::move(stops)) {
+  for (const std::string& stop : stops_) {
+    if (stop.empty()) {
+      throw Error(ErrorKind::kUsage, "a stop string is empty");
     }
   }
-  return candidates[kept - 1].id;
 }
 
 std::string StopMatcher::feed(std::string_view text) {
@@ -113,10 +128,17 @@ std::string StopMatcher::feed(std::string_view text) {
     return {};
   }
   held_ += text;
+  // Of several matches the first to end, as if the text came byte by byte; then the longest.
   size_t match = std::string::npos;
+  size_t match_end = std::string::npos;
   size_t keep = 0;  // the longest end of held_ that may grow into a stop string
   for (const std::string& stop : stops_) {
-    match = std::min(match, held_.find(stop));
+    const size_t begin = held_.find(stop);
+    const size_t end = begin == std::string::npos ? begin : begin + stop.size();
+    if (end < match_end || (end == match_end && begin < match)) {
+      match = begin;
+      match_end = end;
+    }
     for (size_t n = std::min(stop.size() - 1, held_.size()); n > keep; --n) {
       if (held_.compare(held_.size() - n, n, stop, 0, n) == 0) {
         keep = n;

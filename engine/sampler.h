@@ -29,11 +29,13 @@ void validate(const SamplingParams& params);
 /// One request's sampler. Not thread-safe.
 class Sampler {
  public:
-  /// `history`: tokens that the repetition penalty counts before the first sample.
+  /// `history`: tokens that the repetition penalty counts before the first sample. REQUIRES: none
+  /// is negative or beyond the logits.
   Sampler(const SamplingParams& params, std::span<const TokenId> history);
 
-  /// The next token; it joins the history. Of equal logits the lowest id wins. Logits that are NaN
-  /// throw Error(kRuntime). REQUIRES: logits is not empty.
+  /// The next token; it joins the history. Of equal logits the lowest id wins. Throws
+  /// Error(kRuntime) for a logit that is NaN and, where there is a draw, for a best logit that is
+  /// infinite. REQUIRES: logits is not empty.
   TokenId sample(std::span<const float> logits);
 
  private:
@@ -49,10 +51,13 @@ class Sampler {
   std::vector<Candidate> candidates_;
 };
 
-/// Finds stop strings in a stream of text, also across pieces.
+/// Finds stop strings in a stream of text, also across pieces: how the text is cut into them makes
+/// no difference. The stop string that is complete first ends the text, before its first byte; of
+/// several that end together, the longest does.
 class StopMatcher {
  public:
-  explicit StopMatcher(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+  /// Throws Error(kUsage) for an empty stop string, which would end every text before it starts.
+  explicit StopMatcher(std::vector<std::string> stops);
 
   /// Text that is safe to show now: nothing of it can belong to a stop string. After a match the
   /// rest is dropped.

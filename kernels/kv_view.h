@@ -12,12 +12,13 @@
 #include <cstdint>
 
 #include "base/check.h"
+#include "base/host_device.h"
 
 namespace pagezip {
 
 enum class KvType : uint8_t { kF32, kF16, kBF16 };
 
-constexpr int64_t bytes_of(KvType type) { return type == KvType::kF32 ? 4 : 2; }
+PAGEZIP_HD constexpr int64_t bytes_of(KvType type) { return type == KvType::kF32 ? 4 : 2; }
 
 /// The layout of one page. Addresses are in units of 64 bytes, so page_bytes() is a multiple.
 struct PageLayout {
@@ -29,13 +30,13 @@ struct PageLayout {
   static constexpr int64_t kUnit = 64;
   /// Of what a page means, for pages that leave the process.
   static constexpr uint32_t kVersion = 0;
-  int64_t k_bytes() const { return padded(bytes_of(k_type) * page_tokens * head_dim); }
-  int64_t v_bytes() const { return padded(bytes_of(v_type) * page_tokens * head_dim); }
-  int64_t page_bytes() const { return k_bytes() + v_bytes(); }
+  PAGEZIP_HD int64_t k_bytes() const { return padded(bytes_of(k_type) * page_tokens * head_dim); }
+  PAGEZIP_HD int64_t v_bytes() const { return padded(bytes_of(v_type) * page_tokens * head_dim); }
+  PAGEZIP_HD int64_t page_bytes() const { return k_bytes() + v_bytes(); }
   friend bool operator==(const PageLayout&, const PageLayout&) = default;
 
  private:
-  static int64_t padded(int64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
+  PAGEZIP_HD static int64_t padded(int64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
 };
 
 /// Pairs [first_page * page_tokens, length(layer, head)) of every (layer, head) of a KV group.
@@ -60,10 +61,10 @@ struct Segment {
   uint64_t head_stride = 0;
   int heads = 0;
 
-  int64_t length(int layer, int head) const {
+  PAGEZIP_HD int64_t length(int layer, int head) const {
     return lengths == nullptr ? uniform_length : lengths[layer * heads + head];
   }
-  std::byte* page(int layer, int head, int64_t p) const {
+  PAGEZIP_HD std::byte* page(int layer, int head, int64_t p) const {
     const uint64_t start = first == nullptr ? 0 : first[layer * heads + head];
     const uint64_t id = ids[start + static_cast<uint64_t>(p - first_page)];
     return base +

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/host_device.h"
+
 namespace pagezip {
 
 /// The state of a softmax over some pairs: the largest logit and the sum of exp(logit - max). The
@@ -16,9 +18,9 @@ struct SoftmaxState {
   T max = -std::numeric_limits<T>::infinity();
   T sum = 0;
 
-  bool empty() const { return sum == 0; }
+  PAGEZIP_HD bool empty() const { return sum == 0; }
   /// Natural log of the sum of exp(logit); -inf when empty.
-  T log_sum_exp() const { return empty() ? max : max + std::log(sum); }
+  PAGEZIP_HD T log_sum_exp() const { return empty() ? max : max + std::log(sum); }
 };
 
 /// Factors by which two unnormalised outputs are scaled to become one.
@@ -30,7 +32,7 @@ struct MergeFactors {
 
 /// into = into ⊕ from; returns the factors for their outputs. An empty side gets factor 0.
 template <typename T>
-MergeFactors<T> merge(SoftmaxState<T>& into, const SoftmaxState<T>& from) {
+PAGEZIP_HD MergeFactors<T> merge(SoftmaxState<T>& into, const SoftmaxState<T>& from) {
   if (from.empty()) {
     return {1, 0};
   }

@@ -73,6 +73,8 @@ fi
 stage "build: release"
 build release
 
+if command -v nvcc >/dev/null; then stage "build: cuda (compiles only)"; build cuda; fi
+
 stage "clang-tidy"
 mapfile -t files < <(tidy_files)
 echo "${#files[@]} files"

@@ -193,7 +193,7 @@ void add_answer(CLI::App& app, Options& o) {
   number("--top-k", s.top_k, Range<int>{0, 1 << 30}, "Draw from the K likeliest tokens, 0: all");
   number("--top-p", s.top_p, Range<double>{0, 1, true}, "Draw from this share of probability");
   number("--min-p", s.min_p, Range<double>{0, 1}, "Least probability, relative to the best");
-  number("--repetition-penalty", s.repetition_penalty, Range<double>{0, 100, true},
+  number("--repetition-penalty", s.repetition_penalty, Range<double>{0.01, 100},
          "Divides the logits of tokens seen");
   number("--seed", s.seed, Range<uint64_t>{0, UINT64_MAX}, "Of the draw");
   app.add_option("--stop", o.answer.stops, "Ends the answer before this text; repeat for more")

@@ -5,13 +5,13 @@
 
 #if defined(__x86_64__)
 
+#include <hwy/base.h>
 #include <immintrin.h>
 
 #include "kernels/cpu/dense_select.h"
 
 // As in dense_avx512.cc: compiled for these instructions, reached only behind the cpuid check.
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
+HWY_PUSH_ATTRIBUTES("avx2,fma,f16c")
 
 namespace pagezip::cpu {
 namespace {
@@ -159,7 +159,7 @@ PanelFunction panel_function_avx2(const PanelFormat& format) {
 
 }  // namespace pagezip::cpu
 
-#pragma GCC pop_options
+HWY_POP_ATTRIBUTES
 #else
 
 namespace pagezip::cpu {

@@ -4,18 +4,20 @@
 
 #if defined(__x86_64__)
 
+#include <hwy/base.h>
 #include <immintrin.h>
 
 #include "kernels/cpu/dense_select.h"
 
 // Everything below is compiled for these instructions and reached only behind the cpuid check in
 // best_dense_isa(). Includes stay above, so that no inline function of theirs is compiled so.
-#pragma GCC push_options
+HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma")
 #pragma GCC diagnostic push
+#if !defined(__clang__)
 // g++ 12's own intrinsics start from deliberately undefined registers.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma")
 
 namespace pagezip::cpu {
 namespace {
@@ -165,7 +167,7 @@ PanelFunction panel_function_avx512(const PanelFormat& format) {
 }  // namespace pagezip::cpu
 
 #pragma GCC diagnostic pop
-#pragma GCC pop_options
+HWY_POP_ATTRIBUTES
 #else
 
 namespace pagezip::cpu {
