@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "engine/model.h"
+#include "engine/utf8.h"
 
 namespace pagezip {
 namespace {
@@ -130,7 +131,7 @@ void read_rope(ConfigReader& r) {
     const auto factor = r.positive("rope.scaling.factor");
     divisor = factor ? *factor : r.positive("rope.scale_linear").value_or(1);
   } else if (type != "none") {
-    r.fail(fmt::format("RoPE scaling of type \"{}\" is not supported", type));
+    r.fail(fmt::format("RoPE scaling of type \"{}\" is not supported", to_printable(type)));
   }
   c.rope_global = make_rope(c.head_dim, r.positive("rope.freq_base").value_or(10'000), divisor);
   apply_rope_factors(r, c.rope_global);
@@ -168,7 +169,7 @@ ModelConfig read_model_config(const GgufFile& file) {
                      c.architecture == "qwen3" || c.architecture == "gemma3";
   if (!known) {
     r.fail(fmt::format("architecture \"{}\" is not supported (llama, qwen2, qwen3 and gemma3 are)",
-                       c.architecture));
+                       to_printable(c.architecture)));
   }
   read_shape(r);
   c.is_global.assign(static_cast<size_t>(c.layers), true);

@@ -5,8 +5,9 @@
 // when the Tokenizer is made. Text is untrusted too: any bytes encode, in O(n log n) at worst.
 //
 // A control token (type 3, the unknown token, and all end-of-generation tokens) comes out of
-// encode() only where it is asked for. User-defined tokens (type 4) are matched in all text, as the
-// models were trained.
+// encode() only where it is asked for. Except: for text that a SentencePiece vocabulary cannot
+// spell, its unknown token stands in, unless that is of type 3 or ends the generation. User-defined
+// tokens (type 4) are matched in all text, as the models were trained.
 //
 // Thread rule: const methods from any thread.
 #pragma once

@@ -46,6 +46,8 @@ class SpmEncoder : public TextEncoder {
       }
     }
     unknown_ = vocabulary.token_of_key(file, "tokenizer.ggml.unknown_token_id");
+    // Else text could end a turn.
+    if (unknown_ && vocabulary.kind(*unknown_) == TokenKind::kControl) unknown_.reset();
   }
 
   void encode(std::string_view text, bool at_start, WordCache& words) const override {

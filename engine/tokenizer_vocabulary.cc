@@ -126,6 +126,12 @@ std::optional<TokenId> Vocabulary::find_text(std::string_view text) const {
   return id;
 }
 
+void Vocabulary::make_control(TokenId id) {
+  kinds_[static_cast<size_t>(id)] = TokenKind::kControl;
+  std::replace(std::begin(byte_tokens_), std::end(byte_tokens_), std::optional(id),
+               std::optional<TokenId>());
+}
+
 void Vocabulary::index_special_tokens() {
   special_.emplace_back();
   for (TokenId id = 0; id < size(); ++id) {

@@ -64,7 +64,8 @@ class Vocabulary {
   /// The token of that byte in vocabularies with byte fallback (<0xXX>).
   std::optional<TokenId> byte_token(uint8_t byte) const { return byte_tokens_[byte]; }
 
-  void make_control(TokenId id) { kinds_[static_cast<size_t>(id)] = TokenKind::kControl; }
+  /// From now on no text becomes this token, not even as a byte.
+  void make_control(TokenId id);
   /// REQUIRES: called once, after the last make_control.
   void index_special_tokens();
 

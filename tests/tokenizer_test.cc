@@ -247,6 +247,29 @@ TEST(StreamDecoder, WaitsForTheWholeCharacter) {
   EXPECT_EQ(stream.flush(), "");
 }
 
+TEST(SpmTokenizer, TextThatCannotBeSpeltNeverEndsATurn) {
+  const auto encode_a = [](int32_t type_of_unknown, int32_t end) {
+    TinyVocabulary vocabulary;
+    vocabulary.add("<unk>", type_of_unknown);
+    vocabulary.add("<0x41>", 6);
+    vocabulary.add("<end>", 3);
+    GgufWriter writer;
+    writer.add("tokenizer.ggml.model", "llama")
+        .add_array("tokenizer.ggml.tokens", vocabulary.tokens)
+        .add_array("tokenizer.ggml.token_type", vocabulary.types)
+        .add_array("tokenizer.ggml.scores", vocabulary.scores)
+        .add("tokenizer.ggml.add_space_prefix", false)
+        .add("tokenizer.ggml.unknown_token_id", uint32_t{0})
+        .add("tokenizer.ggml.eos_token_id", end);
+    return make(writer).encode("AB", false);
+  };
+  EXPECT_THAT(encode_a(2, 2), ElementsAre(1, 0));
+  EXPECT_THAT(encode_a(1, 2), ElementsAre(1, 0));
+  EXPECT_THAT(encode_a(3, 2), ElementsAre(1));
+  EXPECT_THAT(encode_a(2, 0), ElementsAre(1));
+  EXPECT_THAT(encode_a(2, 1), ElementsAre(0, 0));  // the byte token of A is the end
+}
+
 TEST(Tokenizer, LongRunsDoNotTakeQuadraticTime) {
   constexpr size_t kBytes = 1 << 18;  // quadratic work would take many minutes
   for (const Tokenizer& tokenizer :
