@@ -159,7 +159,9 @@ Findings check_no_notes(const SourceFile& file) {
 bool starts_function(std::string head) {
   static const std::regex templates(R"(template\s*<[^{}()]*>)");
   static const std::regex scope(R"(^\s*(\w+ )*(namespace|class|struct|union|enum)\b)");
-  head = std::regex_replace(head, templates, "");
+  // A macro on a line of its own, such as one that sets attributes.
+  static const std::regex macro_line(R"((^|\n)[A-Z][A-Z0-9_]*\([^\n]*\)[ ]*(?=\n))");
+  head = std::regex_replace(std::regex_replace(head, templates, ""), macro_line, "");
   return head.find(')') != std::string::npos && !std::regex_search(head, scope);
 }
 
@@ -432,6 +434,8 @@ TEST(TidyRules, Lengths) {
   EXPECT_THAT(functions("namespace {\nstruct A {\n" + lines(90) + "};\n}\n"), IsEmpty());
   EXPECT_THAT(functions("#define F(x) if (x) { \\\n  g(\n\nint f() {\n" + lines(69) + "}\n").size(),
               1U);
+  EXPECT_THAT(functions("PUSH_ATTRIBUTES(\"a\")\n\nnamespace a {\n" + lines(90) + "}\n"),
+              IsEmpty());
   EXPECT_THAT(functions("int f() { {\n}\n"), ElementsAre(HasSubstr("unbalanced")));
 }
 
