@@ -160,11 +160,14 @@ bool fuzz_template(Bytes input) {
                                                      {"user", " H\xc3\xa9llo\n<|im_start|> "},
                                                      {"assistant", "</think> a|b"},
                                                      {"user", "\xff ok?"}};
-  return accepts({ErrorKind::kModelFile, ErrorKind::kUsage}, [&] {
+  return accepts({ErrorKind::kModelFile}, [&] {
     const ChatTemplate chat_template(text_of(input), "<s>", "</s>");
-    const RenderedPrompt prompt = chat_template.render(kMessages, 1'700'000'000);
-    check_prompt(prompt, tiny_tokenizer());
-    prompt_parts(&chat_template, tiny_tokenizer(), "Be brief.", 0);
+    const std::initializer_list<ErrorKind> render_errors = {ErrorKind::kModelFile,
+                                                            ErrorKind::kUsage};
+    accepts(render_errors, [&] {
+      check_prompt(chat_template.render(kMessages, 1'700'000'000), tiny_tokenizer());
+    });
+    accepts(render_errors, [&] { prompt_parts(&chat_template, tiny_tokenizer(), "Be brief.", 0); });
   });
 }
 
