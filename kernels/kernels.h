@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/tensor_view.h"
@@ -194,7 +195,7 @@ const Kernels& reference_kernels();
 /// next best instruction set, with a line on stderr, where one fails.
 const Kernels& cpu_kernels();
 
-/// The instruction sets in use by cpu_kernels(), for the start-up line: "AVX3+VNNI".
-const char* cpu_kernels_isa();
+/// The instruction sets in use by cpu_kernels(), for people: "AVX3 float, AVX512-VNNI int8".
+std::string cpu_kernels_isa();
 
 }  // namespace pagezip

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -11,17 +12,27 @@
 
 #include "base/prng.h"
 #include "gtest/gtest.h"
+#include "kernels/cpu/dense.h"
+#include "kernels/cpu/self_test.h"
+#include "kernels/cpu/simd.h"
 #include "kernels/half.h"
 #include "kernels/kernels.h"
 
 namespace pagezip::test {
 
-/// Every suite runs over each of these.
+/// Every suite runs over each of these. PAGEZIP_TEST_ISA (baseline or avx2) holds the CPU backend
+/// back, so that the paths of lesser machines are tested on any.
 inline std::vector<const Kernels*> backends() {
-  return {
-      &reference_kernels(),
-      &cpu_kernels(),
-  };
+  const Kernels* cpu_backend = &cpu_kernels();
+  const char* isa = std::getenv("PAGEZIP_TEST_ISA");
+  if (isa != nullptr) {
+    const bool baseline = std::string(isa) == "baseline";
+    cpu::use_simd_level(std::min(cpu::best_simd_level(),
+                                 baseline ? cpu::SimdLevel::kBaseline : cpu::SimdLevel::kAvx2));
+    cpu::set_dense_isa(std::min(cpu::best_dense_isa(),
+                                baseline ? cpu::DenseIsa::kPortable : cpu::DenseIsa::kAvx2));
+  }
+  return {&reference_kernels(), cpu_backend};
 }
 
 inline std::string backend_name(const testing::TestParamInfo<const Kernels*>& backend) {

@@ -1,4 +1,6 @@
 // The table of the CPU backend, and the choice of instruction sets with its self-test.
+#include "kernels/cpu/cpu_kernels.h"
+
 #include <cstdio>
 #include <string>
 
@@ -56,31 +58,49 @@ const char* name_of(DenseIsa isa) {
 }
 
 // Falls back until the self-test passes; the portable loops are the last resort.
-std::string choose_isa() {
-  for (DenseIsa isa = best_dense_isa(); isa != DenseIsa::kPortable;
-       isa = static_cast<DenseIsa>(static_cast<int>(isa) - 1)) {
-    set_dense_isa(isa);
+void choose_dense_isa() {
+  for (int isa = static_cast<int>(best_dense_isa()); isa > 0; --isa) {
+    set_dense_isa(static_cast<DenseIsa>(isa));
     if (dense_self_test()) {
-      break;
+      return;
     }
-    std::fprintf(stderr, "warning: the %s kernels fail their self-test on this machine; not used\n",
-                 name_of(isa));
-    set_dense_isa(DenseIsa::kPortable);
+    std::fprintf(stderr, "warning: the %s kernels fail their self-test on this machine: not used\n",
+                 name_of(dense_isa()));
   }
-  return std::string(simd_ops().isa) + " float, " + name_of(dense_isa()) + " int8";
+  set_dense_isa(DenseIsa::kPortable);
+}
+
+void choose_simd_level() {
+  for (int level = static_cast<int>(best_simd_level()); level > 0; --level) {
+    use_simd_level(static_cast<SimdLevel>(level));
+    if (float_self_test()) {
+      return;
+    }
+    std::fprintf(stderr, "warning: the %s kernels fail their self-test on this machine: not used\n",
+                 simd_ops().isa);
+  }
+  use_simd_level(SimdLevel::kBaseline);
 }
 
 }  // namespace
+
+const Kernels& cpu_table() { return kTable; }
+
 }  // namespace cpu
 
-const char* cpu_kernels_isa() {
-  static const std::string kName = cpu::choose_isa();
-  return kName.c_str();
+const Kernels& cpu_kernels() {
+  static const bool kChosen = [] {
+    cpu::choose_simd_level();
+    cpu::choose_dense_isa();
+    return true;
+  }();
+  (void)kChosen;
+  return cpu::kTable;
 }
 
-const Kernels& cpu_kernels() {
-  cpu_kernels_isa();
-  return cpu::kTable;
+std::string cpu_kernels_isa() {
+  cpu_kernels();
+  return std::string(cpu::simd_ops().isa) + " float, " + cpu::name_of(cpu::dense_isa()) + " int8";
 }
 
 }  // namespace pagezip

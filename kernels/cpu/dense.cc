@@ -154,7 +154,7 @@ void write_out(const Work& work, const float* buffer, int64_t width, int64_t row
   }
 }
 
-constexpr int64_t kRowTile = 96;  // activations of a tile stay in the second-level cache
+constexpr int64_t kRowTile = 32;  // activations of a tile stay in the first-level cache
 
 void multiply_float(const Work& work, const Activations& x, int thread, ThreadPool& pool) {
   const int64_t cols = work.target->weight->cols;
@@ -173,23 +173,48 @@ void multiply_float(const Work& work, const Activations& x, int thread, ThreadPo
   }
 }
 
-// Rows [row, row + rows): per scale group (16 or 32 columns) the sums that offsets and minima
-// multiply.
-void group_sums(const Activations& x, const PanelFormat& format, int64_t row, int64_t rows,
-                int32_t* offset, float* scaled) {
-  const int32_t* sums = x.sums.data() + 2 * row * x.blocks;
-  const float* scales = x.scales.data() + row * x.blocks;
-  if (format.sub == 16) {
-    for (int64_t half = 0; half < 2 * rows * x.blocks; ++half) {
-      offset[half] = -format.offset * sums[half];
-      scaled[half] = scales[half / 2] * static_cast<float>(sums[half]);
+// A tile of activations as PanelArgs wants them.
+struct TileScratch {
+  float* out;       // [tile, 16]
+  float* scales;    // [blocks, tile]
+  float* scaled;    // [groups, tile]
+  int32_t* offset;  // [groups, tile]
+  int8_t* q8;       // [blocks, tile, 32]
+};
+
+TileScratch tile_scratch(int64_t tile, int64_t blocks, int64_t groups, int thread,
+                         ThreadPool& pool) {
+  const int64_t floats = tile * (kPanel + blocks + 2 * groups);
+  auto* p = reinterpret_cast<float*>(
+      pool.scratch(thread, static_cast<size_t>(floats * 4 + tile * blocks * 32)));
+  TileScratch scratch{};
+  scratch.out = p;
+  scratch.scales = p + tile * kPanel;
+  scratch.scaled = scratch.scales + tile * blocks;
+  scratch.offset = reinterpret_cast<int32_t*>(scratch.scaled + tile * groups);
+  scratch.q8 = reinterpret_cast<int8_t*>(scratch.offset + tile * groups);
+  return scratch;
+}
+
+// Fills the scratch with rows [row, row + rows), which lie `rows` apart there.
+void fill_tile(const Activations& x, const PanelFormat& format, int64_t row, int64_t rows,
+               const TileScratch& scratch) {
+  const int per_block = 32 / format.sub;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int8_t* q8 = x.q8.data() + (row + r) * x.blocks * 32;
+    const float* scales = x.scales.data() + (row + r) * x.blocks;
+    const int32_t* sums = x.sums.data() + 2 * (row + r) * x.blocks;
+    for (int64_t block = 0; block < x.blocks; ++block) {
+      std::memcpy(scratch.q8 + (block * rows + r) * 32, q8 + block * 32, 32);
+      scratch.scales[block * rows + r] = scales[block];
+      for (int s = 0; s < per_block; ++s) {
+        const int32_t sum =
+            per_block == 2 ? sums[2 * block + s] : sums[2 * block] + sums[2 * block + 1];
+        const int64_t at = (block * per_block + s) * rows + r;
+        scratch.offset[at] = -format.offset * sum;
+        scratch.scaled[at] = scales[block] * static_cast<float>(sum);
+      }
     }
-    return;
-  }
-  for (int64_t block = 0; block < rows * x.blocks; ++block) {
-    const int32_t sum = sums[2 * block] + sums[2 * block + 1];
-    offset[block] = -format.offset * sum;
-    scaled[block] = scales[block] * static_cast<float>(sum);
   }
 }
 
@@ -201,29 +226,26 @@ void multiply_quantised(const Work& work, const Activations& x, int thread, Thre
   const int64_t chunks = weight.cols / format.chunk_columns();
   const int64_t groups = x.blocks * 32 / format.sub;
   const int64_t tile = std::min(kRowTile, x.values.rows);
-  auto* buffer = reinterpret_cast<float*>(
-      pool.scratch(thread, static_cast<size_t>(tile * (kPanel + 2 * groups)) * sizeof(float)));
-  auto* scaled = buffer + tile * kPanel;
-  auto* offset = reinterpret_cast<int32_t*>(scaled + tile * groups);
+  const TileScratch scratch = tile_scratch(tile, x.blocks, groups, thread, pool);
   for (int64_t row = 0; row < x.values.rows; row += tile) {
     const int64_t rows = std::min(tile, x.values.rows - row);
-    group_sums(x, format, row, rows, offset, scaled);
+    fill_tile(x, format, row, rows, scratch);
     for (int64_t first = work.first; first < work.first + work.count; first += kPanel) {
       const int64_t count = std::min(kPanel, weight.rows - first);
       // A whole panel without bias goes straight to its place.
       const bool direct = count == kPanel && work.target->bias == nullptr;
       const PanelArgs args{weight.packed.data() + first / kPanel * chunks * format.chunk_bytes(),
                            chunks,
-                           x.q8.data() + row * x.blocks * 32,
-                           x.scales.data() + row * x.blocks,
-                           offset,
-                           scaled,
-                           x.blocks,
-                           direct ? work.target->out.row(row) + first : buffer,
+                           rows,
+                           scratch.q8,
+                           scratch.scales,
+                           scratch.offset,
+                           scratch.scaled,
+                           direct ? work.target->out.row(row) + first : scratch.out,
                            direct ? work.target->out.stride : kPanel};
       function(args, rows);
       if (!direct) {
-        write_out({work.target, first, count}, buffer, kPanel, row, rows);
+        write_out({work.target, first, count}, scratch.out, kPanel, row, rows);
       }
     }
   }

@@ -40,16 +40,17 @@ struct PanelFormat {
 /// Nothing for float types.
 std::optional<PanelFormat> panel_format(WeightType type);
 
-/// One call: `rows` rows of 8-bit activations against one panel of 16 outputs.
+/// One call: `rows` rows of 8-bit activations against one panel of 16 outputs. The activations lie
+/// block by block, the rows of a tile beside each other, so that a kernel reads straight ahead.
 struct PanelArgs {
   const std::byte* panel;
   int64_t chunks;
-  const int8_t* q8;            // [rows, 32 * blocks]
-  const float* scales;         // [rows, blocks]
-  const int32_t* offset_sums;  // [rows, blocks * 32 / sub]: -offset * sum of quants
-  const float* scaled_sums;    // [rows, blocks * 32 / sub]: scale * sum of quants
-  int64_t blocks;
-  float* out;  // [rows, 16]
+  int64_t tile;                // rows of the tile
+  const int8_t* q8;            // [blocks, tile, 32]
+  const float* scales;         // [blocks, tile]
+  const int32_t* offset_sums;  // [blocks * 32 / sub, tile]: -offset * sum of quants
+  const float* scaled_sums;    // [blocks * 32 / sub, tile]: scale * sum of quants
+  float* out;                  // [rows, 16]
   int64_t out_stride;
 };
 

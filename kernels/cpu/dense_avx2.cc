@@ -77,11 +77,10 @@ inline __m256i dot(__m256i sum, __m256i w, const int8_t* a) {
 
 template <int kBits, int kSub, bool kMinimum, bool kSubScales, int kRows>
 void panel_side(const PanelArgs& args, int64_t first, int side) {
-  const int64_t blocks = args.blocks;
-  const int8_t* q8 = args.q8 + first * blocks * 32;
-  const float* scales = args.scales + first * blocks;
-  const int32_t* offset_sums = args.offset_sums + first * blocks * (32 / kSub);
-  const float* scaled_sums = args.scaled_sums + first * blocks * (32 / kSub);
+  const int8_t* q8 = args.q8 + first * 32;
+  const float* scales = args.scales + first;
+  const int32_t* offset_sums = args.offset_sums + first;
+  const float* scaled_sums = args.scaled_sums + first;
   float* out = args.out + first * args.out_stride + 8 * side;
   constexpr int kScales = 32 / kSub;
   constexpr int kQuantBytes = kBits == 8 ? 512 : kBits == 6 ? 384 : kBits == 5 ? 320 : 256;
@@ -91,26 +90,24 @@ void panel_side(const PanelArgs& args, int64_t first, int side) {
     sums[r] = _mm256_setzero_ps();
   }
   const std::byte* p = args.panel;
-  int64_t block = 0;
   for (int64_t chunk = 0; chunk < args.chunks; ++chunk) {
     const __m256 d = load_f16(p + 16 * side);
     const __m256 dmin = kMinimum ? load_f16(p + 32 + 16 * side) : _mm256_setzero_ps();
     p += kMinimum ? 64 : 32;
-    for (int in_chunk = 0; in_chunk < (kSubScales ? 8 : 1); ++in_chunk, ++block) {
+    for (int in_chunk = 0; in_chunk < (kSubScales ? 8 : 1); ++in_chunk) {
       const std::byte* sub_scales = p + kQuantBytes + 8 * side;
       for (int s = 0; s < kScales; ++s) {
         __m256i dots[kRows];
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           // 8-bit quants are made signed above, so nothing is to be subtracted.
-          const int64_t group = (r * blocks + block) * kScales + s;
-          dots[r] = _mm256_set1_epi32(kMinimum || kBits == 8 ? 0 : offset_sums[group]);
+          dots[r] = _mm256_set1_epi32(kMinimum || kBits == 8 ? 0 : offset_sums[s * args.tile + r]);
         }
         for (int v = s * 8 / kScales; v < (s + 1) * 8 / kScales; ++v) {
           const __m256i w = unpack<kBits>(p, v, side);
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
-            dots[r] = dot<kBits>(dots[r], w, q8 + (r * blocks + block) * 32 + 4 * v);
+            dots[r] = dot<kBits>(dots[r], w, q8 + r * 32 + 4 * v);
           }
         }
         const __m256 scale = kSubScales ? _mm256_mul_ps(d, load_int8(sub_scales + 16 * s)) : d;
@@ -120,16 +117,20 @@ void panel_side(const PanelArgs& args, int64_t first, int side) {
                 : dmin;
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
-          const __m256 activation = _mm256_set1_ps(scales[r * blocks + block]);
+          const __m256 activation = _mm256_set1_ps(scales[r]);
           sums[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[r]), _mm256_mul_ps(scale, activation),
                                     sums[r]);
           if constexpr (kMinimum) {
-            const float sum = scaled_sums[(r * blocks + block) * kScales + s];
+            const float sum = scaled_sums[s * args.tile + r];
             sums[r] = _mm256_fnmadd_ps(minimum, _mm256_set1_ps(sum), sums[r]);
           }
         }
       }
       p += kQuantBytes + (kSubScales ? 16 * kScales * (kMinimum ? 2 : 1) : 0);
+      q8 += args.tile * 32;
+      scales += args.tile;
+      offset_sums += args.tile * kScales;
+      scaled_sums += args.tile * kScales;
     }
   }
 #pragma GCC unroll 4

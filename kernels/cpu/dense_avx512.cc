@@ -85,11 +85,10 @@ inline __m512i dot(__m512i sum, const __m512i* w, const int8_t* a) {
 
 template <int kBits, int kSub, bool kMinimum, bool kSubScales, int kRows>
 void panel_rows(const PanelArgs& args, int64_t first) {
-  const int64_t blocks = args.blocks;
-  const int8_t* q8 = args.q8 + first * blocks * 32;
-  const float* scales = args.scales + first * blocks;
-  const int32_t* offset_sums = args.offset_sums + first * blocks * (32 / kSub);
-  const float* scaled_sums = args.scaled_sums + first * blocks * (32 / kSub);
+  const int8_t* q8 = args.q8 + first * 32;
+  const float* scales = args.scales + first;
+  const int32_t* offset_sums = args.offset_sums + first;
+  const float* scaled_sums = args.scaled_sums + first;
   float* out = args.out + first * args.out_stride;
   constexpr int kScales = 32 / kSub;
   __m512 sums[kRows];
@@ -98,7 +97,6 @@ void panel_rows(const PanelArgs& args, int64_t first) {
     sums[r] = _mm512_setzero_ps();
   }
   const std::byte* p = args.panel;
-  int64_t block = 0;
   for (int64_t chunk = 0; chunk < args.chunks; ++chunk) {
     const __m512 d = load_f16(p);
     p += 32;
@@ -107,7 +105,7 @@ void panel_rows(const PanelArgs& args, int64_t first) {
       dmin = load_f16(p);
       p += 32;
     }
-    for (int in_chunk = 0; in_chunk < (kSubScales ? 8 : 1); ++in_chunk, ++block) {
+    for (int in_chunk = 0; in_chunk < (kSubScales ? 8 : 1); ++in_chunk) {
       __m512i w[8];
       p += unpack<kBits>(p, w);
       __m512 scale[kScales];
@@ -121,10 +119,10 @@ void panel_rows(const PanelArgs& args, int64_t first) {
       p += kSubScales ? 16 * kScales * (kMinimum ? 2 : 1) : 0;
 #pragma GCC unroll 16  // else g++ keeps the sums in memory
       for (int r = 0; r < kRows; ++r) {
-        const int8_t* a = q8 + (r * blocks + block) * 32;
-        const __m512 activation = _mm512_set1_ps(scales[r * blocks + block]);
+        const int8_t* a = q8 + r * 32;
+        const __m512 activation = _mm512_set1_ps(scales[r]);
         for (int s = 0; s < kScales; ++s) {
-          const int64_t group = (r * blocks + block) * kScales + s;
+          const int64_t group = s * args.tile + r;
           __m512i dots = _mm512_setzero_si512();
           if constexpr (!kMinimum) {
             dots = _mm512_set1_epi32(offset_sums[group]);
@@ -137,6 +135,10 @@ void panel_rows(const PanelArgs& args, int64_t first) {
           }
         }
       }
+      q8 += args.tile * 32;
+      scales += args.tile;
+      offset_sums += args.tile * kScales;
+      scaled_sums += args.tile * kScales;
     }
   }
 #pragma GCC unroll 16

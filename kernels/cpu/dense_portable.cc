@@ -39,9 +39,10 @@ template <int kBits, int kSub, bool kMinimum, bool kSubScales>
 void panel(const PanelArgs& args, int64_t rows) {
   constexpr int kScales = 32 / kSub;
   constexpr PanelFormat kFormat{kBits, kSub, 0, kMinimum, kSubScales};
+  const int64_t blocks = args.chunks * (kSubScales ? 8 : 1);
   for (int64_t r = 0; r < rows; ++r) {
     float sums[kPanel] = {};
-    for (int64_t block = 0; block < args.blocks; ++block) {
+    for (int64_t block = 0; block < blocks; ++block) {
       const int64_t per_chunk = kSubScales ? 8 : 1;
       const std::byte* chunk = args.panel + block / per_chunk * kFormat.chunk_bytes();
       const std::byte* quants =
@@ -51,10 +52,10 @@ void panel(const PanelArgs& args, int64_t rows) {
       for (int i = 0; i < kPanel * kScales; ++i) {
         const int lane = i % kPanel;
         const int s = i / kPanel;
-        const int64_t group = (r * args.blocks + block) * kScales + s;
+        const int64_t group = (block * kScales + s) * args.tile + r;
         int32_t dots = kMinimum ? 0 : args.offset_sums[group];
         for (int c = s * kSub; c < (s + 1) * kSub; ++c) {
-          dots += load_quant<kBits>(quants, lane, c) * args.q8[(r * args.blocks + block) * 32 + c];
+          dots += load_quant<kBits>(quants, lane, c) * args.q8[(block * args.tile + r) * 32 + c];
         }
         float scale = load_f16(chunk, lane);
         float minimum = kMinimum ? load_f16(chunk + 32, lane) : 0.0f;
@@ -65,7 +66,7 @@ void panel(const PanelArgs& args, int64_t rows) {
                   ? static_cast<float>(static_cast<uint8_t>(sub_scales[16 * (kScales + s) + lane]))
                   : 0.0f;
         }
-        sums[lane] += static_cast<float>(dots) * (scale * args.scales[r * args.blocks + block]);
+        sums[lane] += static_cast<float>(dots) * (scale * args.scales[block * args.tile + r]);
         if (kMinimum) {
           sums[lane] -= minimum * args.scaled_sums[group];
         }

@@ -49,8 +49,13 @@ struct SimdOps {
   void (*quantize)(const float* x, int8_t* q8, float* scales, int32_t* sums, int64_t count);
 };
 
-/// The best instruction set of this machine.
+/// The table in use; the best instruction set of this machine unless use_simd_level() was called.
 const SimdOps& simd_ops();
+
+enum class SimdLevel { kBaseline, kAvx2, kAvx512 };
+SimdLevel best_simd_level();
+/// At start-up or in a test, while no kernel runs. REQUIRES: level <= best_simd_level().
+void use_simd_level(SimdLevel level);
 
 /// The two files that fill the table.
 void set_product_ops(SimdOps& ops);

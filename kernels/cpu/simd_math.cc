@@ -6,7 +6,7 @@
 
 #include "kernels/cpu/simd.h"
 
-// Three levels are enough: the x86-64 baseline, AVX2, and AVX-512.
+// Three levels are enough: one lane (whatever the machine is), AVX2, and AVX-512.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/simd_math.cc"
@@ -20,7 +20,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using D = hn::CappedTag<float, 16>;
 using V = hn::Vec<D>;
-constexpr int64_t kLanes = HWY_MAX_BYTES / 4 > 16 ? 16 : HWY_MAX_BYTES / 4;
+constexpr int64_t kLanes = hn::MaxLanes(D());
 
 // ---- softmax ----
 

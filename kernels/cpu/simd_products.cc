@@ -3,10 +3,11 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/check.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/half.h"
 
-// Three levels are enough: the x86-64 baseline, AVX2, and AVX-512.
+// Three levels are enough: one lane (whatever the machine is), AVX2, and AVX-512.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/simd_products.cc"
@@ -20,7 +21,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using D = hn::CappedTag<float, 16>;
 using V = hn::Vec<D>;
-constexpr int64_t kLanes = HWY_MAX_BYTES / 4 > 16 ? 16 : HWY_MAX_BYTES / 4;
+constexpr int64_t kLanes = hn::MaxLanes(D());
 
 // ---- products ----
 
@@ -242,14 +243,46 @@ HWY_EXPORT(set_products);
 
 void set_product_ops(SimdOps& ops) { HWY_DYNAMIC_DISPATCH(set_products)(ops); }
 
-const SimdOps& simd_ops() {
-  static const SimdOps kOps = [] {
-    SimdOps ops{};
-    set_product_ops(ops);
-    set_math_ops(ops);
-    return ops;
-  }();
-  return kOps;
+namespace {
+
+constexpr int64_t kAvx512Targets = HWY_AVX3 | HWY_AVX3_DL;
+
+SimdOps make_ops() {
+  SimdOps ops{};
+  set_product_ops(ops);
+  set_math_ops(ops);
+  return ops;
+}
+
+SimdOps& active_ops() {
+  static SimdOps ops = make_ops();
+  return ops;
+}
+
+}  // namespace
+
+const SimdOps& simd_ops() { return active_ops(); }
+
+SimdLevel best_simd_level() {
+  static const int64_t kTargets = hwy::SupportedTargets();
+  return (kTargets & HWY_AVX3) != 0   ? SimdLevel::kAvx512
+         : (kTargets & HWY_AVX2) != 0 ? SimdLevel::kAvx2
+                                      : SimdLevel::kBaseline;
+}
+
+void use_simd_level(SimdLevel level) {
+  CHECK(level <= best_simd_level());
+  hwy::SetSupportedTargetsForTest(0);
+  int64_t targets = hwy::SupportedTargets();
+  if (level < SimdLevel::kAvx512) {
+    targets &= ~kAvx512Targets;
+  }
+  if (level < SimdLevel::kAvx2) {
+    targets &= ~HWY_AVX2;
+  }
+  hwy::SetSupportedTargetsForTest(targets);
+  hwy::GetChosenTarget().Update(targets);
+  active_ops() = make_ops();
 }
 
 }  // namespace pagezip::cpu
