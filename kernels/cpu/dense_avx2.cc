@@ -11,7 +11,7 @@
 #include "kernels/cpu/dense_select.h"
 
 // As in dense_avx512.cc: compiled for these instructions, reached only behind the cpuid check.
-HWY_PUSH_ATTRIBUTES("avx2,fma,f16c")
+HWY_PUSH_ATTRIBUTES("avx2,fma,f16c");
 
 namespace pagezip::cpu {
 namespace {

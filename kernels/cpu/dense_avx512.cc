@@ -11,7 +11,7 @@
 
 // Everything below is compiled for these instructions and reached only behind the cpuid check in
 // best_dense_isa(). Includes stay above, so that no inline function of theirs is compiled so.
-HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma")
+HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma");
 #pragma GCC diagnostic push
 #if !defined(__clang__)
 // g++ 12's own intrinsics start from deliberately undefined registers.
