@@ -140,18 +140,13 @@ TEST_P(Compaction, EqualsAMaskedFullCache) {
       std::printf("  %s at %.1f, %zu rows: logits differ by %.2g\n", GetParam().name, ratio,
                   next.size(), worst);
       EXPECT_LE(worst, 1e-4);
-      next = {
-          static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin())};
+      next = {best_token(logits)};
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Compaction, testing::Values(kSmolLm2, kGemma3Long),
-                         [](const auto& test) {
-                           std::string name = test.param.name;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         [](const auto& test) { return test_name(test.param); });
 
 }  // namespace
 }  // namespace pagezip

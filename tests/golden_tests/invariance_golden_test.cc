@@ -122,8 +122,7 @@ TEST_P(Invariance, RatioOneIsTheFullVersionBitForBit) {
       const std::vector<float> expected(view.begin(), view.end());
       const auto logits = on_compacted.append(next);
       ASSERT_TRUE(std::equal(logits.begin(), logits.end(), expected.begin()));
-      next = {static_cast<TokenId>(std::max_element(expected.begin(), expected.end()) -
-                                   expected.begin())};
+      next = {best_token(expected)};
     }
   }
 }
@@ -149,11 +148,7 @@ TEST_P(Invariance, OneByOneIsAllAtOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Invariance, testing::Values(kSmolLm2, kGemma3Long),
-                         [](const auto& test) {
-                           std::string name = test.param.name;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         [](const auto& test) { return test_name(test.param); });
 
 }  // namespace
 }  // namespace pagezip

@@ -116,8 +116,7 @@ void KvzipGolden::check_answers(const std::shared_ptr<const Document>& document,
       if (row["margins"][i].get<float>() < tolerance_.margin) {
         break;
       }
-      const auto token =
-          static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+      const TokenId token = best_token(logits);
       ASSERT_EQ(token, expected[i]) << "token " << i;
       if (i + 1 < expected.size()) {
         logits = question.append({&token, 1});
@@ -194,10 +193,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{kSmolLm2, ActivationType::kQ8}, Case{kQwen25, ActivationType::kQ8},
                     Case{kGemma3, ActivationType::kQ8}, Case{kGemma3Long, ActivationType::kQ8}),
     [](const auto& test) {
-      std::string name = test.param.model.name;
-      std::replace_if(
-          name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; }, '_');
-      return name + (test.param.activations == ActivationType::kF32 ? "_f32" : "_q8");
+      return test_name(test.param.model) +
+             (test.param.activations == ActivationType::kF32 ? "_f32" : "_q8");
     });
 
 }  // namespace

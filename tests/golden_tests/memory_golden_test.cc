@@ -54,13 +54,7 @@ TEST_P(Memory, ThreeTenthsOfThePairsTakeAThirdOfTheBytes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Memory, testing::Values(kSmolLm2, kQwen25, kGemma3),
-                         [](const auto& test) {
-                           std::string name = test.param.name;
-                           std::replace_if(
-                               name.begin(), name.end(),
-                               [](char ch) { return ch == '-' || ch == '.'; }, '_');
-                           return name;
-                         });
+                         [](const auto& test) { return test_name(test.param); });
 
 }  // namespace
 }  // namespace pagezip

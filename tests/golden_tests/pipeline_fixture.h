@@ -1,8 +1,10 @@
 // What the pipeline tests on real models share: one loaded model at a time, golden ids, payloads.
 #pragma once
 
-#include <map>
+#include <algorithm>
 #include <memory>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,19 @@ inline bool go_on(Stage, int64_t, int64_t) { return true; }
 
 inline std::vector<TokenId> ids(const nlohmann::json& json) {
   return json.get<std::vector<TokenId>>();
+}
+
+/// The model's name as part of a test's name.
+inline std::string test_name(const GoldenModel& model) {
+  std::string name = model.name;
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; }, '_');
+  return name;
+}
+
+/// The greedy choice.
+inline TokenId best_token(std::span<const float> logits) {
+  return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
 /// Keeps the last model: tests of the same model follow each other, and float32 weights are large.
