@@ -63,13 +63,14 @@ struct Weight {
 /// backend wants it: block b of a row is values[32b, 32b+32) ≈ scales[b] * q8, with
 /// sums[2b], sums[2b+1] the integer sums of its two halves. With m the largest magnitude of a
 /// block, scale = m / 127 and q8 = round-half-even(value * (127 / m)), in float32; a block with m <
-/// kQ8Smallest counts as zero.
+/// kQ8Smallest counts as zero. The order of the blocks is the backend's own: rows one after the
+/// other in `reference`, tiles of rows in `cpu` (kernels/cpu/dense.h).
 inline constexpr float kQ8Smallest = 0x1p-100f;
 struct Activations {
   MatrixView<const float> values;  // [rows, cols]
-  std::vector<int8_t> q8;          // [rows, cols padded to 32]
-  std::vector<float> scales;       // [rows, blocks]
-  std::vector<int32_t> sums;       // [rows, 2 * blocks]
+  std::vector<int8_t> q8;          // 32 for each block
+  std::vector<float> scales;       // one for each block
+  std::vector<int32_t> sums;       // two for each block
   int64_t blocks = 0;              // per row
 };
 

@@ -154,8 +154,6 @@ void write_out(const Work& work, const float* buffer, int64_t width, int64_t row
   }
 }
 
-constexpr int64_t kRowTile = 32;  // activations of a tile stay in the first-level cache
-
 void multiply_float(const Work& work, const Activations& x, int thread, ThreadPool& pool) {
   const int64_t cols = work.target->weight->cols;
   const auto* packed = reinterpret_cast<const float*>(work.target->weight->packed.data());
@@ -173,47 +171,29 @@ void multiply_float(const Work& work, const Activations& x, int thread, ThreadPo
   }
 }
 
-// A tile of activations as PanelArgs wants them.
-struct TileScratch {
-  float* out;       // [tile, 16]
-  float* scales;    // [blocks, tile]
-  float* scaled;    // [groups, tile]
-  int32_t* offset;  // [groups, tile]
-  int8_t* q8;       // [blocks, tile, 32]
-};
-
-TileScratch tile_scratch(int64_t tile, int64_t blocks, int64_t groups, int thread,
-                         ThreadPool& pool) {
-  const int64_t floats = tile * (kPanel + blocks + 2 * groups);
-  auto* p = reinterpret_cast<float*>(
-      pool.scratch(thread, static_cast<size_t>(floats * 4 + tile * blocks * 32)));
-  TileScratch scratch{};
-  scratch.out = p;
-  scratch.scales = p + tile * kPanel;
-  scratch.scaled = scratch.scales + tile * blocks;
-  scratch.offset = reinterpret_cast<int32_t*>(scratch.scaled + tile * groups);
-  scratch.q8 = reinterpret_cast<int8_t*>(scratch.offset + tile * groups);
-  return scratch;
+// What a format adds to the scales and sums of a tile: see PanelArgs.
+void fill_offset_sums(const PanelFormat& format, const int32_t* sums, int64_t groups, int64_t rows,
+                      int32_t* offset_sums) {
+  const int64_t halves = format.sub / 16;
+  for (int64_t g = 0; g < groups; ++g) {
+    const int32_t* first = sums + g * halves * rows;
+    const int32_t* second = halves == 2 ? first + rows : nullptr;
+    for (int64_t r = 0; r < rows; ++r) {
+      offset_sums[g * rows + r] = -format.offset * (first[r] + (second == nullptr ? 0 : second[r]));
+    }
+  }
 }
 
-// Fills the scratch with rows [row, row + rows), which lie `rows` apart there.
-void fill_tile(const Activations& x, const PanelFormat& format, int64_t row, int64_t rows,
-               const TileScratch& scratch) {
-  const int per_block = 32 / format.sub;
-  for (int64_t r = 0; r < rows; ++r) {
-    const int8_t* q8 = x.q8.data() + (row + r) * x.blocks * 32;
-    const float* scales = x.scales.data() + (row + r) * x.blocks;
-    const int32_t* sums = x.sums.data() + 2 * (row + r) * x.blocks;
-    for (int64_t block = 0; block < x.blocks; ++block) {
-      std::memcpy(scratch.q8 + (block * rows + r) * 32, q8 + block * 32, 32);
-      scratch.scales[block * rows + r] = scales[block];
-      for (int s = 0; s < per_block; ++s) {
-        const int32_t sum =
-            per_block == 2 ? sums[2 * block + s] : sums[2 * block] + sums[2 * block + 1];
-        const int64_t at = (block * per_block + s) * rows + r;
-        scratch.offset[at] = -format.offset * sum;
-        scratch.scaled[at] = scales[block] * static_cast<float>(sum);
-      }
+void fill_scaled_sums(const PanelFormat& format, const float* scales, const int32_t* sums,
+                      int64_t groups, int64_t rows, float* scaled_sums) {
+  const int64_t halves = format.sub / 16;
+  for (int64_t g = 0; g < groups; ++g) {
+    const int32_t* first = sums + g * halves * rows;
+    const int32_t* second = halves == 2 ? first + rows : nullptr;
+    const float* scale = scales + g * format.sub / 32 * rows;
+    for (int64_t r = 0; r < rows; ++r) {
+      scaled_sums[g * rows + r] =
+          scale[r] * static_cast<float>(first[r] + (second == nullptr ? 0 : second[r]));
     }
   }
 }
@@ -226,10 +206,19 @@ void multiply_quantised(const Work& work, const Activations& x, int thread, Thre
   const int64_t chunks = weight.cols / format.chunk_columns();
   const int64_t groups = x.blocks * 32 / format.sub;
   const int64_t tile = std::min(kRowTile, x.values.rows);
-  const TileScratch scratch = tile_scratch(tile, x.blocks, groups, thread, pool);
+  auto* const out = reinterpret_cast<float*>(
+      pool.scratch(thread, static_cast<size_t>(tile * (kPanel + groups)) * sizeof(float)));
+  auto* const scaled_sums = out + tile * kPanel;
+  auto* const offset_sums = reinterpret_cast<int32_t*>(scaled_sums);  // a format needs only one
   for (int64_t row = 0; row < x.values.rows; row += tile) {
     const int64_t rows = std::min(tile, x.values.rows - row);
-    fill_tile(x, format, row, rows, scratch);
+    const float* scales = x.scales.data() + row * x.blocks;
+    const int32_t* sums = x.sums.data() + 2 * row * x.blocks;
+    if (format.has_minimum) {
+      fill_scaled_sums(format, scales, sums, groups, rows, scaled_sums);
+    } else {
+      fill_offset_sums(format, sums, groups, rows, offset_sums);
+    }
     for (int64_t first = work.first; first < work.first + work.count; first += kPanel) {
       const int64_t count = std::min(kPanel, weight.rows - first);
       // A whole panel without bias goes straight to its place.
@@ -237,15 +226,15 @@ void multiply_quantised(const Work& work, const Activations& x, int thread, Thre
       const PanelArgs args{weight.packed.data() + first / kPanel * chunks * format.chunk_bytes(),
                            chunks,
                            rows,
-                           scratch.q8,
-                           scratch.scales,
-                           scratch.offset,
-                           scratch.scaled,
-                           direct ? work.target->out.row(row) + first : scratch.out,
+                           x.q8.data() + row * x.blocks * 32,
+                           scales,
+                           offset_sums,
+                           scaled_sums,
+                           direct ? work.target->out.row(row) + first : out,
                            direct ? work.target->out.stride : kPanel};
       function(args, rows);
       if (!direct) {
-        write_out({work.target, first, count}, scratch.out, kPanel, row, rows);
+        write_out({work.target, first, count}, out, kPanel, row, rows);
       }
     }
   }
@@ -324,8 +313,11 @@ void prepare(MatrixView<const float> x, ActivationType activations, Activations&
   out.scales.resize(static_cast<size_t>(x.rows * out.blocks));
   out.sums.resize(static_cast<size_t>(2 * x.rows * out.blocks));
   const auto quantize_row = [&](int64_t r, int) {
-    simd_ops().quantize(x.row(r), out.q8.data() + r * x.cols, out.scales.data() + r * out.blocks,
-                        out.sums.data() + 2 * r * out.blocks, x.cols);
+    const int64_t tile = r / kRowTile * kRowTile;
+    const int64_t rows = std::min(kRowTile, x.rows - tile);
+    const int64_t block = tile * out.blocks + r - tile;
+    simd_ops().quantize(x.row(r), out.q8.data() + 32 * block, out.scales.data() + block,
+                        out.sums.data() + 2 * tile * out.blocks + r - tile, x.cols, rows);
   };
   for_rows(x.rows, x.cols, pool, quantize_row);
 }

@@ -40,8 +40,7 @@ struct PanelFormat {
 /// Nothing for float types.
 std::optional<PanelFormat> panel_format(WeightType type);
 
-/// One call: `rows` rows of 8-bit activations against one panel of 16 outputs. The activations lie
-/// block by block, the rows of a tile beside each other, so that a kernel reads straight ahead.
+/// One call: `rows` rows of 8-bit activations against one panel of 16 outputs.
 struct PanelArgs {
   const std::byte* panel;
   int64_t chunks;
@@ -53,6 +52,11 @@ struct PanelArgs {
   float* out;                  // [rows, 16]
   int64_t out_stride;
 };
+
+/// Rows of a tile. The 8-bit form of Activations lies in such tiles (the last one shorter), each as
+/// q8 [blocks, tile, 32], scales [blocks, tile] and sums [2 * blocks, tile], so that a kernel reads
+/// straight ahead; a tile's activations stay in the first-level cache.
+inline constexpr int64_t kRowTile = 32;
 
 using PanelFunction = void (*)(const PanelArgs& args, int64_t rows);
 

@@ -49,9 +49,10 @@ bool agrees(WeightType type, Prng& prng, ThreadPool& pool) {
       double sum = 0;
       double magnitude = 0;
       for (int64_t c = 0; c < kCols; ++c) {
-        const auto i = static_cast<size_t>(t * kCols + c);
+        const auto block = static_cast<size_t>(c / 32 * kTokens + t);  // one tile of kTokens rows
         const double product = static_cast<double>(row[static_cast<size_t>(c)]) *
-                               activations.q8[i] * activations.scales[i / 32];
+                               activations.q8[32 * block + static_cast<size_t>(c % 32)] *
+                               activations.scales[block];
         sum += product;
         magnitude += std::abs(product);
       }

@@ -45,8 +45,10 @@ struct SimdOps {
   void (*rope)(float* x, int64_t head_dim, RopeStyle style, const float* cos, const float* sin);
   void (*gate)(GateFunction function, float* gate, const float* up, int64_t count);
   void (*add)(float* x, const float* y, int64_t count);
-  /// 8-bit blocks of 32 as in Activations; count is a multiple of 32.
-  void (*quantize)(const float* x, int8_t* q8, float* scales, int32_t* sums, int64_t count);
+  /// 8-bit blocks of 32 as in Activations; count is a multiple of 32. Blocks, scales and sums lie
+  /// `stride` blocks, scales and sums apart.
+  void (*quantize)(const float* x, int8_t* q8, float* scales, int32_t* sums, int64_t count,
+                   int64_t stride);
 };
 
 /// The table in use; the best instruction set of this machine unless use_simd_level() was called.

@@ -288,7 +288,8 @@ void add(float* HWY_RESTRICT x, const float* HWY_RESTRICT y, int64_t count) {
   }
 }
 
-void quantize(const float* x, int8_t* q8, float* scales, int32_t* sums, int64_t count) {
+void quantize(const float* x, int8_t* q8, float* scales, int32_t* sums, int64_t count,
+              int64_t stride) {
   const D d;
   const hn::RebindToSigned<D> di;
   const hn::Rebind<int8_t, D> d8;
@@ -300,16 +301,16 @@ void quantize(const float* x, int8_t* q8, float* scales, int32_t* sums, int64_t 
     }
     const float largest = hn::GetLane(hn::MaxOfLanes(d, max));
     const bool zero = largest < kQ8Smallest;
-    scales[block] = zero ? 0.0f : largest / 127.0f;
+    scales[stride * block] = zero ? 0.0f : largest / 127.0f;
     const V inverse = hn::Set(d, zero ? 0.0f : 127.0f / largest);
     for (int64_t half = 0; half < 2; ++half) {
       auto sum = hn::Zero(di);
       for (int64_t i = 16 * half; i < 16 * half + 16; i += kLanes) {
         const auto q = hn::NearestInt(hn::Mul(hn::LoadU(d, values + i), inverse));
         sum = hn::Add(sum, q);
-        hn::StoreU(hn::DemoteTo(d8, q), d8, q8 + 32 * block + i);
+        hn::StoreU(hn::DemoteTo(d8, q), d8, q8 + 32 * stride * block + i);
       }
-      sums[2 * block + half] = hn::GetLane(hn::SumOfLanes(di, sum));
+      sums[stride * (2 * block + half)] = hn::GetLane(hn::SumOfLanes(di, sum));
     }
   }
 }
