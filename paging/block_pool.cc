@@ -123,6 +123,14 @@ BlockList BlockList::share(int64_t first, int64_t count) const {
   return shared;
 }
 
+BlockRef BlockList::share_one(int64_t index) const {
+  CHECK_GE(index, 0);
+  CHECK_LT(index, size());
+  const BlockId id{ids_[static_cast<size_t>(index)]};
+  pool_->pin(id);
+  return {*pool_, id};
+}
+
 void BlockList::count_refs(std::span<uint32_t> refs) const {
   for (uint32_t id : ids_) {
     ++refs[id];

@@ -62,13 +62,17 @@ class BlockReservation {
   int64_t blocks_ = 0;
 };
 
-/// Pins one block. Move-only; a second pin is made by share(), so that its cost is visible.
+/// Pins one block, or none. Move-only; a second pin is made by share(), so that its cost is
+/// visible.
 class BlockRef {
  public:
+  BlockRef() = default;  // pins none, as one that was moved from
   BlockRef(BlockRef&& other) noexcept;
   BlockRef& operator=(BlockRef&& other) noexcept;
   ~BlockRef();
 
+  bool empty() const { return pool_ == nullptr; }
+  // Both REQUIRE: not empty().
   BlockRef share() const;
   BlockId id() const { return id_; }
 
@@ -77,7 +81,7 @@ class BlockRef {
   friend class BlockList;
   BlockRef(BlockPool& pool, BlockId id) : pool_(&pool), id_(id) {}
 
-  BlockPool* pool_;  // null after a move
+  BlockPool* pool_ = nullptr;
   BlockId id_;
 };
 
@@ -93,6 +97,7 @@ class BlockList {
   /// [size()]; valid until the list changes.
   const uint32_t* ids() const { return ids_.data(); }
 
+  void reserve(int64_t count) { ids_.reserve(static_cast<size_t>(count)); }
   void push(BlockRef block);
   /// Unpins all but the first `count` blocks. REQUIRES: count <= size().
   void truncate(int64_t count);
@@ -100,6 +105,8 @@ class BlockList {
   void drop_front(int64_t count);
   /// Pins blocks [first, first + count) once more.
   BlockList share(int64_t first, int64_t count) const;
+  /// Pins block `index` once more.
+  BlockRef share_one(int64_t index) const;
   /// ++refs[id] for every pin; for BlockPool::audit_owners. refs: [blocks_total].
   void count_refs(std::span<uint32_t> refs) const;
 
@@ -143,6 +150,8 @@ class BlockPool {
   /// What reserve() can still promise.
   int64_t blocks_available() const { return blocks_free() - reserved_; }
   int64_t bytes() const { return blocks_total() * geometry_.block_bytes(); }
+  /// How many pins keep the block; 0 if it is free.
+  uint32_t pins(BlockId id) const { return refs_[id.value]; }
 
   /// std::nullopt if fewer than `blocks` are available; nothing changes then.
   std::optional<BlockReservation> reserve(int64_t blocks);

@@ -95,6 +95,14 @@ BlockRun BlockTable::share(int64_t length) {
   return {first_page, length, run_.blocks.share(first_page - run_.first_page, pages)};
 }
 
+BlockRef BlockTable::share_page(int64_t page) {
+  const int64_t end = (page + 1) * pool_->geometry().page.page_tokens;
+  CHECK_LE(run_.first_page, page);
+  CHECK_LE(end, run_.length);
+  frozen_ = std::max(frozen_, end);
+  return run_.blocks.share_one(page - run_.first_page);
+}
+
 void BlockTable::adopt(BlockRun run) {
   CHECK_EQ(run_.length, 0);
   CHECK_EQ(run_.blocks.size(), 0);

@@ -72,6 +72,9 @@ class BlockTable {
   /// Pins the blocks of pairs [0, length) that row `length` or a later one needs, and freezes those
   /// pairs. REQUIRES: length <= length(), and the window of row `length` is still there.
   BlockRun share(int64_t length);
+  /// Pins the block of page `page` and freezes the pairs up to its end. REQUIRES: the page is full,
+  /// and not dropped.
+  BlockRef share_page(int64_t page);
   /// Starts an empty table with shared blocks. REQUIRES: run.length is a multiple of page_tokens
   /// (a partly filled block belongs to its writer).
   void adopt(BlockRun run);
@@ -110,6 +113,9 @@ class Sequence {
   void truncate(int64_t length);
   void drop_behind(int64_t row);
   std::vector<BlockRun> share(int64_t length);
+  BlockRef share_page(int group, int64_t page) {
+    return tables_[static_cast<size_t>(group)].share_page(page);
+  }
   void adopt(std::vector<BlockRun> runs);
   Segment segment(int group) const { return table(group).segment(); }
   void count_refs(std::span<uint32_t> refs) const;

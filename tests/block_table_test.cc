@@ -128,6 +128,21 @@ TEST_F(BlockTableTest, SharedPairsAreFrozen) {
   EXPECT_DEATH(table.truncate(34), "length >= frozen_");
 }
 
+TEST_F(BlockTableTest, SharesSinglePages) {
+  BlockTable table(pool_, 20, 0);
+  grow(table, 70);
+  table.drop_behind(40);  // reads 21..40
+  const BlockRef block = table.share_page(2);
+  EXPECT_EQ(block.id().value, 2u);
+  EXPECT_EQ(pool_.pins(block.id()), 2u);
+  EXPECT_DEATH(table.share_page(0), "first_page <= page");
+  EXPECT_DEATH(table.share_page(4), "end <= run_.length");
+  table.truncate(48);
+  EXPECT_DEATH(table.truncate(47), "length >= frozen_");
+  table.drop_behind(48);
+  EXPECT_EQ(pool_.pins(block.id()), 2u);
+}
+
 TEST_F(BlockTableTest, TruncateNeedsItsWindow) {
   BlockTable table(pool_, 20, 0);
   grow(table, 64);
