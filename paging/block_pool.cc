@@ -80,12 +80,15 @@ BlockRef BlockRef::share() const {
 }
 
 BlockList::BlockList(BlockList&& other) noexcept
-    : pool_(other.pool_), ids_(std::exchange(other.ids_, {})) {}
+    : pool_(other.pool_),
+      ids_(std::exchange(other.ids_, {})),
+      front_(std::exchange(other.front_, 0)) {}
 
 BlockList& BlockList::operator=(BlockList&& other) noexcept {
   BlockList taken(std::move(other));  // ends with what this held before
   std::swap(pool_, taken.pool_);
   std::swap(ids_, taken.ids_);
+  std::swap(front_, taken.front_);
   return *this;
 }
 
@@ -101,14 +104,14 @@ void BlockList::truncate(int64_t count) {
   CHECK_GE(count, 0);
   CHECK_LE(count, size());
   release(count, size());
-  ids_.resize(static_cast<size_t>(count));
+  ids_.resize(static_cast<size_t>(front_ + count));
 }
 
 void BlockList::drop_front(int64_t count) {
   CHECK_GE(count, 0);
   CHECK_LE(count, size());
   release(0, count);
-  ids_.erase(ids_.begin(), ids_.begin() + count);
+  front_ += count;
 }
 
 BlockList BlockList::share(int64_t first, int64_t count) const {
@@ -116,7 +119,7 @@ BlockList BlockList::share(int64_t first, int64_t count) const {
   CHECK_GE(count, 0);
   CHECK_LE(first + count, size());
   BlockList shared(*pool_);
-  shared.ids_.assign(ids_.begin() + first, ids_.begin() + first + count);
+  shared.ids_.assign(ids() + first, ids() + first + count);
   for (uint32_t id : shared.ids_) {
     pool_->pin({id});
   }
@@ -126,21 +129,21 @@ BlockList BlockList::share(int64_t first, int64_t count) const {
 BlockRef BlockList::share_one(int64_t index) const {
   CHECK_GE(index, 0);
   CHECK_LT(index, size());
-  const BlockId id{ids_[static_cast<size_t>(index)]};
+  const BlockId id{ids()[index]};
   pool_->pin(id);
   return {*pool_, id};
 }
 
 void BlockList::count_refs(std::span<uint32_t> refs) const {
-  for (uint32_t id : ids_) {
-    ++refs[id];
+  for (int64_t i = 0; i < size(); ++i) {
+    ++refs[ids()[i]];
   }
 }
 
 void BlockList::release(int64_t first, int64_t last) {
   // Backwards, so that the LIFO free list hands the blocks out in their old order.
   for (int64_t i = last; i-- > first;) {
-    pool_->unpin({ids_[static_cast<size_t>(i)]});
+    pool_->unpin({ids()[i]});
   }
 }
 

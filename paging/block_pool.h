@@ -93,11 +93,11 @@ class BlockList {
   BlockList& operator=(BlockList&& other) noexcept;
   ~BlockList();
 
-  int64_t size() const { return static_cast<int64_t>(ids_.size()); }
-  /// [size()]; valid until the list changes.
-  const uint32_t* ids() const { return ids_.data(); }
+  int64_t size() const { return static_cast<int64_t>(ids_.size()) - front_; }
+  /// [size()]; valid until the list grows beyond what was reserved.
+  const uint32_t* ids() const { return ids_.data() + front_; }
 
-  void reserve(int64_t count) { ids_.reserve(static_cast<size_t>(count)); }
+  void reserve(int64_t count) { ids_.reserve(static_cast<size_t>(count + front_)); }
   void push(BlockRef block);
   /// Unpins all but the first `count` blocks. REQUIRES: count <= size().
   void truncate(int64_t count);
@@ -115,6 +115,7 @@ class BlockList {
 
   BlockPool* pool_;
   std::vector<uint32_t> ids_;
+  int64_t front_ = 0;  // ids before it are dropped; they stay, so that ids() doesn't move
 };
 
 class BlockPool {

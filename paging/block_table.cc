@@ -103,6 +103,18 @@ BlockRef BlockTable::share_page(int64_t page) {
   return run_.blocks.share_one(page - run_.first_page);
 }
 
+BlockTable BlockTable::fork(int64_t length, BlockReservation& reservation) {
+  BlockTable forked(*pool_, window_, first_position_);
+  forked.run_ = share(length);
+  const int64_t page_tokens = pool_->geometry().page.page_tokens;
+  forked.frozen_ = length / page_tokens * page_tokens;
+  if (length > forked.frozen_) {
+    forked.run_.blocks.truncate(forked.run_.blocks.size() - 1);
+    forked.run_.blocks.push(pool_->take(reservation));
+  }
+  return forked;
+}
+
 void BlockTable::adopt(BlockRun run) {
   CHECK_EQ(run_.length, 0);
   CHECK_EQ(run_.blocks.size(), 0);
@@ -164,6 +176,15 @@ std::vector<BlockRun> Sequence::share(int64_t length) {
     runs.push_back(table.share(length));
   }
   return runs;
+}
+
+Sequence Sequence::fork(int64_t length, BlockReservation& reservation) {
+  std::vector<BlockTable> tables;
+  tables.reserve(tables_.size());
+  for (BlockTable& table : tables_) {
+    tables.push_back(table.fork(length, reservation));
+  }
+  return {*pool_, first_position_, std::move(tables)};
 }
 
 void Sequence::adopt(std::vector<BlockRun> runs) {

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/kv_view.h"
@@ -75,9 +76,16 @@ class BlockTable {
   /// Pins the block of page `page` and freezes the pairs up to its end. REQUIRES: the page is full,
   /// and not dropped.
   BlockRef share_page(int64_t page);
+  /// A table of the same pairs [0, length) that goes on by itself: whole blocks are shared, and a
+  /// partly filled last one is a new block, whose pairs the caller copies. REQUIRES: as share();
+  /// the reservation holds a block if length is no multiple of page_tokens.
+  BlockTable fork(int64_t length, BlockReservation& reservation);
   /// Starts an empty table with shared blocks. REQUIRES: run.length is a multiple of page_tokens
   /// (a partly filled block belongs to its writer).
   void adopt(BlockRun run);
+
+  /// Room for the ids of so many pages, so that a list that grows keeps its place in memory.
+  void reserve_pages(int64_t pages) { run_.blocks.reserve(pages - run_.first_page); }
 
   /// Borrows the table's ids until it changes.
   Segment segment() const;
@@ -116,11 +124,22 @@ class Sequence {
   BlockRef share_page(int group, int64_t page) {
     return tables_[static_cast<size_t>(group)].share_page(page);
   }
+  Sequence fork(int64_t length, BlockReservation& reservation);
   void adopt(std::vector<BlockRun> runs);
   Segment segment(int group) const { return table(group).segment(); }
+  /// Room for the ids of `length` pairs: while the sequence grows up to there and drops blocks,
+  /// segments that were taken earlier still find the blocks that they read.
+  void reserve_pages(int64_t length) {
+    for (BlockTable& table : tables_) {
+      table.reserve_pages(pool_->geometry().pages_for(length));
+    }
+  }
   void count_refs(std::span<uint32_t> refs) const;
 
  private:
+  Sequence(BlockPool& pool, int64_t first_position, std::vector<BlockTable> tables)
+      : pool_(&pool), first_position_(first_position), tables_(std::move(tables)) {}
+
   BlockPool* pool_;
   int64_t first_position_;
   std::vector<BlockTable> tables_;  // [groups]

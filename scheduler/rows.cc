@@ -1,0 +1,295 @@
+// Batches: which rows of which sequences a step computes, and what their tokens lead to.
+#include <algorithm>
+
+#include "base/check.h"
+#include "scheduler/scheduler.h"
+
+namespace pagezip {
+namespace {
+
+// Rows of a prompt that are planned even where the budget has no room, so that it goes on.
+constexpr int64_t kLeastRows = 16;
+
+}  // namespace
+
+// Null if the choice ended or was preempted before its copy was made.
+Choice* Scheduler::fork_target(const ForkCopy& copy) const {
+  const auto request = requests_.find(copy.target.request);
+  if (request == requests_.end()) {
+    return nullptr;
+  }
+  const auto choice = request->second->choices.find(copy.target.choice);
+  return choice != request->second->choices.end() &&
+                 choice->second->lane.incarnation == copy.incarnation
+             ? choice->second.get()
+             : nullptr;
+}
+
+void Scheduler::plan_copies(StepPlan& plan) {
+  std::vector<ForkCopy>& in_flight = copies_in_flight_.back();
+  for (ForkCopy& copy : copies_) {
+    Choice* target = fork_target(copy);
+    if (target == nullptr) {
+      continue;
+    }
+    Lane& lane = target->lane;
+    CopyWork work;
+    work.first_pair = copy.first_pair;
+    work.end_pair = copy.end_pair;
+    work.first_source = static_cast<int64_t>(plan.views.size());
+    for (const BlockRun& run : copy.source) {
+      plan.views.emplace_back().push(uniform_segment(pool_, run, lane.sequence->first_position()));
+    }
+    work.first_target = static_cast<int64_t>(plan.views.size());
+    for (int g = 0; g < lane.sequence->groups(); ++g) {
+      plan.views.emplace_back().push(lane.sequence->segment(g));
+    }
+    lane.last_step = plan.step;
+    plan.copies.push_back(work);
+    in_flight.push_back(std::move(copy));
+  }
+  copies_.clear();
+}
+
+// Every running choice whose prompt is done gets a row, oldest first: the oldest can displace all
+// others, so at least one goes on.
+void Scheduler::plan_decode(StepPlan& plan) {
+  for (size_t i = 0; i < running_.size() && plan.batch_rows < config_.rows_max; ++i) {
+    Choice& choice = *running_[i];
+    const auto known = static_cast<int64_t>(choice.tokens.size());
+    // Never a row that is known to be beyond the last token.
+    const bool last = choice.outputs + choice.pending >= choice.request->spec.output_max;
+    if (!choice.decoding() || last || choice.lane.planned >= known + choice.pending ||
+        !ensure(choice.lane, choice.lane.planned + 1, choice.key)) {
+      continue;
+    }
+    const bool sampled = choice.lane.planned < known;
+    RowsWork& work = plan_rows(plan, choice.lane, choice.tokens, choice.request, 1);
+    work.key = choice.key;
+    work.lane = choice.lane_index;
+    if (!sampled) {
+      work.token_from = choice.last_sample;
+    }
+    work.first_slot = plan.slots++;
+    work.slots = 1;
+    ++choice.pending;
+    choice.last_sample = {plan.step, work.first_slot};
+    ++stats_.rows_decode;
+  }
+}
+
+double Scheduler::plan_prompts(StepPlan& plan, double budget_us) {
+  std::vector<std::pair<Rank, Choice*>> candidates;
+  for (Choice* choice : running_) {
+    if (!choice->decoding()) {
+      candidates.emplace_back(rank(*choice), choice);
+    }
+  }
+  std::sort(candidates.begin(), candidates.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  double used = 0;
+  bool first = true;
+  for (const auto& candidate : candidates) {
+    Choice& choice = *candidate.second;
+    Lane& lane = choice.lane;
+    const RequestSpec& spec = choice.request->spec;
+    const int64_t limit =
+        std::min(choice.prompt - lane.planned, config_.rows_max - plan.batch_rows);
+    const int64_t keys = choice.request->document_keys + lane.planned;
+    int64_t rows = cost_.rows_within(plan.batch_rows, limit, keys, budget_us - used);
+    if (first) {
+      rows = std::max(rows, std::min(limit, kLeastRows));
+    }
+    // An earlier candidate may have displaced it.
+    if (rows <= 0 || !choice.running() || !ensure(lane, lane.planned + rows, choice.key)) {
+      continue;
+    }
+    first = false;
+    const double cost =
+        cost_.more_rows_us(plan.batch_rows, rows, rows * keys + rows * (rows - 1) / 2);
+    used += cost;
+    choice.request->tenant->served_us += cost;
+    plan.decode_only = false;
+    RowsWork& work = plan_rows(plan, lane, choice.tokens, choice.request, rows);
+    work.key = choice.key;
+    work.lane = choice.lane_index;
+    if (lane.planned == choice.prompt) {
+      work.first_slot = plan.slots;
+      work.slots = choice.request->forked ? 1 : spec.choices;
+      plan.slots += work.slots;
+      choice.pending = 1;
+      choice.last_sample = {plan.step, work.first_slot};
+    }
+    stats_.rows_prompt += rows;
+  }
+  return used;
+}
+
+RowsWork& Scheduler::plan_rows(StepPlan& plan, Lane& lane, const std::vector<TokenId>& tokens,
+                               const RequestState* request, int64_t rows) {
+  const Document* document = request == nullptr ? nullptr : request->spec.document.get();
+  const int64_t keys = lane.planned + (request == nullptr ? 0 : request->document_keys);
+  plan.pairs += rows * keys + rows * (rows + 1) / 2;
+  RowsWork& work = plan.rows.emplace_back();
+  work.incarnation = lane.incarnation;
+  work.first_token = static_cast<int64_t>(plan.tokens.size());
+  work.rows = rows;
+  work.first_position = lane.sequence->first_position() + lane.planned;
+  work.first_view = static_cast<int64_t>(plan.views.size());
+  const auto known = static_cast<int64_t>(tokens.size());
+  if (lane.planned < known) {  // else an earlier step samples it
+    plan.tokens.insert(plan.tokens.end(), tokens.begin() + lane.planned,
+                       tokens.begin() + std::min(lane.planned + rows, known));
+  }
+  plan.tokens.resize(static_cast<size_t>(work.first_token + rows));
+  // After a failed step the sequence is longer than what counts of it.
+  lane.sequence->grow(std::max(lane.planned + rows, lane.sequence->length()), lane.blocks);
+  for (int g = 0; g < lane.sequence->groups(); ++g) {
+    KvView& view = plan.views.emplace_back(document == nullptr ? KvView{} : document->view(g));
+    view.push(lane.sequence->segment(g));
+    view.segments[view.count - 1].uniform_length = lane.planned + rows;
+  }
+  lane.planned += rows;
+  lane.last_step = plan.step;
+  plan.batch_rows += rows;
+  return work;
+}
+
+Choice* Scheduler::find(const RowsWork& work) {
+  Choice* choice = lanes_[work.lane];
+  return choice != nullptr && choice->lane.incarnation == work.incarnation ? choice : nullptr;
+}
+
+void Scheduler::commit_rows(const RowsWork& work, const StepResult& result) {
+  if (work.document_job) {
+    commit_job_rows(work);
+    return;
+  }
+  Choice* choice = find(work);
+  if (choice == nullptr) {
+    return;  // preempted, cancelled or finished meanwhile
+  }
+  Lane& lane = choice->lane;
+  lane.committed += work.rows;
+  const bool prompt = lane.committed <= choice->prompt;
+  publish(lane, choice->request->spec.space, choice->tokens,
+          prompt ? KvOrigin::kPrefill : KvOrigin::kDecode);
+  lane.sequence->drop_behind(lane.committed);
+  // Others may wait for this prefix.
+  admission_due_ = admission_due_ || prompt;
+  if (work.slots == 0) {
+    return;
+  }
+  --choice->pending;
+  if (!choice->request->forked) {
+    fork(*choice, work, result);
+  }
+  accept(*choice, result.tokens[static_cast<size_t>(work.first_slot)], work.first_slot);
+}
+
+void Scheduler::publish(Lane& lane, const std::string& space, const std::vector<TokenId>& tokens,
+                        KvOrigin origin) {
+  const int64_t page = pool_.geometry().page.page_tokens;
+  const int64_t pages = lane.committed / page;
+  if (pages > lane.cursor.pages) {
+    index_.publish(space, tokens, *lane.sequence, pages * page, origin, lane.cursor);
+  }
+}
+
+// The prompt is done and all choices are sampled from its last row. The others share its whole
+// blocks; of a partly filled last one they get a copy, before their first row runs.
+void Scheduler::fork(Choice& choice, const RowsWork& work, const StepResult& result) {
+  RequestState& request = *choice.request;
+  request.forked = true;
+  Lane& lane = choice.lane;
+  const int64_t page = pool_.geometry().page.page_tokens;
+  const int64_t whole = lane.committed / page * page;
+  const int64_t each =
+      request.spec.choices > 1 ? blocks_for_fork(request.spec) / (request.spec.choices - 1) : 0;
+  for (uint32_t k = 1; k < request.spec.choices; ++k) {
+    Choice& other = add_choice(request, k);
+    other.tokens = choice.tokens;
+    other.prompt = choice.prompt;
+    Lane& to = other.lane;
+    to.blocks = lane.fork_blocks.split(each);
+    to.sequence.emplace(lane.sequence->fork(lane.committed, to.blocks));
+    to.sequence->reserve_pages(lane.committed + request.spec.output_max);
+    to.planned = lane.committed;
+    to.committed = lane.committed;
+    to.cursor = lane.cursor;
+    to.incarnation = ++incarnation_;
+    running_.insert(
+        std::upper_bound(running_.begin(), running_.end(), &other,
+                         [](const Choice* a, const Choice* b) { return a->key < b->key; }),
+        &other);
+    if (lane.committed > whole) {
+      copies_.push_back(
+          {lane.sequence->share(lane.committed), other.key, to.incarnation, whole, lane.committed});
+    }
+    ++stats_.forks;
+    const int64_t slot = work.first_slot + k;
+    accept(other, result.tokens[static_cast<size_t>(slot)], slot);
+  }
+}
+
+void Scheduler::accept(Choice& choice, TokenId token, int64_t slot) {
+  const RequestSpec& spec = choice.request->spec;
+  if (!spec.ignore_end &&
+      std::binary_search(config_.end_tokens.begin(), config_.end_tokens.end(), token)) {
+    finish(choice, FinishReason::kEnd);
+    return;
+  }
+  choice.tokens.push_back(token);
+  ++choice.outputs;
+  Event& event = emit(Event::Kind::kToken, choice.key);
+  event.token = token;
+  event.slot = slot;
+  if (choice.outputs == spec.output_max) {
+    finish(choice, FinishReason::kLength);
+  }
+}
+
+Choice& Scheduler::add_choice(RequestState& request, uint32_t number) {
+  auto choice = std::make_unique<Choice>();
+  choice->key = {request.spec.id, number};
+  choice->request = &request;
+  if (free_lanes_.empty()) {
+    free_lanes_.push_back(static_cast<uint32_t>(lanes_.size()));
+    lanes_.push_back(nullptr);
+  }
+  choice->lane_index = free_lanes_.back();
+  free_lanes_.pop_back();
+  lanes_[choice->lane_index] = choice.get();
+  return *(request.choices[number] = std::move(choice));
+}
+
+void Scheduler::finish(Choice& choice, FinishReason reason) {
+  RequestState& request = *choice.request;
+  emit(Event::Kind::kFinished, choice.key).finish = reason;
+  // Choices that were to be forked from it end with it.
+  for (uint32_t k = 1; k < request.spec.choices && !request.forked; ++k) {
+    emit(Event::Kind::kFinished, {choice.key.request, k}).finish = reason;
+  }
+  if (choice.running()) {
+    std::erase(running_, &choice);
+    fence(choice.lane, request.spec.document);
+  } else {
+    std::erase(waiting_, &choice);
+  }
+  admission_due_ = true;
+  lanes_[choice.lane_index] = nullptr;
+  free_lanes_.push_back(choice.lane_index);
+  request.choices.erase(choice.key.choice);
+  if (!request.choices.empty()) {
+    return;
+  }
+  if (reason == FinishReason::kCancelled) {
+    ++stats_.requests_cancelled;
+  } else {
+    ++stats_.requests_finished;
+  }
+  close_tenant(request.spec.tenant);
+  requests_.erase(request.spec.id);
+}
+
+}  // namespace pagezip

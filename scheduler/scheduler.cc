@@ -1,0 +1,452 @@
+#include "scheduler/scheduler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "base/check.h"
+
+namespace pagezip {
+
+void StepPlan::clear() {
+  rows.clear();
+  copies.clear();
+  tiles.clear();
+  selects.clear();
+  compacts.clear();
+  tokens.clear();
+  views.clear();
+  slots = 0;
+  batch_rows = 0;
+  pairs = 0;
+  rows_us = 0;
+  tiles_us = 0;
+  compacts_us = 0;
+  decode_only = true;
+}
+
+void StepResult::clear() {
+  failed = false;
+  tokens.clear();
+  logprobs.clear();
+  tops.clear();
+  selections.clear();
+  rows_us = 0;
+  tiles_us = 0;
+  compacts_us = 0;
+}
+
+std::string DecisionLog::text() const {
+  std::string text;
+  const uint64_t count = std::min<uint64_t>(next_, entries_.size());
+  for (uint64_t i = next_ - count; i < next_; ++i) {
+    const Entry& e = entries_[i % entries_.size()];
+    text += fmt::format("{:>8} {:>12} {:<12} {:>8} {:>8} {:>8}\n", e.step, e.time, e.what, e.id,
+                        e.a, e.b);
+  }
+  return text;
+}
+
+Scheduler::Scheduler(const SchedulerConfig& config, const CostModel& cost, BlockPool& pool,
+                     PrefixIndex& index, std::span<const KvGroup> groups,
+                     std::function<int64_t(int64_t blocks)> reclaim)
+    : config_(config),
+      cost_(cost),
+      pool_(pool),
+      index_(index),
+      groups_(groups.begin(), groups.end()),
+      reclaim_(std::move(reclaim)),
+      plans_(static_cast<size_t>(config.depth)) {
+  CHECK_GT(config.depth, 0);
+  CHECK_GT(config.rows_max, 0);
+  std::sort(config_.end_tokens.begin(), config_.end_tokens.end());
+}
+
+Scheduler::~Scheduler() = default;
+
+Event& Scheduler::emit(Event::Kind kind, ChoiceKey key) {
+  Event& event = events_.emplace_back();
+  event.kind = kind;
+  event.key = key;
+  return event;
+}
+
+// A tenant that was away starts where the least served of those present stands: it can't save up.
+TenantState& Scheduler::open_tenant(const std::string& name) {
+  const auto found = tenants_.find(name);
+  if (found == tenants_.end()) {
+    double served = 0;
+    for (const auto& [other, state] : tenants_) {
+      served = served == 0 ? state.served_us : std::min(served, state.served_us);
+    }
+    tenants_[name].served_us = served;
+  }
+  TenantState& state = tenants_[name];
+  ++state.open;
+  return state;
+}
+
+void Scheduler::close_tenant(const std::string& name) {
+  const auto found = tenants_.find(name);
+  CHECK(found != tenants_.end());
+  if (--found->second.open == 0) {
+    tenants_.erase(found);
+  }
+}
+
+Admission Scheduler::submit(RequestSpec spec, TimeUs now) {
+  CHECK(!spec.prompt.empty());
+  CHECK_GT(spec.output_max, 0);
+  CHECK_GT(spec.choices, 0u);
+  CHECK(!requests_.contains(spec.id) && !jobs_.contains(spec.id));
+  now_ = now;
+  // Alone in the pool it must be able to run to its end.
+  const Sequence empty(pool_, groups_, 0);
+  const auto prompt = static_cast<int64_t>(spec.prompt.size());
+  int64_t most = blocks_for(empty, prompt + spec.output_max) + blocks_for_fork(spec);
+  most += spec.document == nullptr ? 0 : spec.document->blocks_held();
+  if (most > pool_.blocks_total() || spec.choices > config_.running_max) {
+    return Admission::kTooLarge;
+  }
+  if (static_cast<int64_t>(waiting_.size()) >= config_.queue_max) {
+    return Admission::kBusy;
+  }
+  auto request = std::make_unique<RequestState>();
+  request->arrived = now;
+  request->tenant = &open_tenant(spec.tenant);
+  if (spec.document != nullptr && spec.document->global_layers() > 0) {
+    const int lists = spec.document->global_layers() * pool_.geometry().kv_heads;
+    for (int list = 0; list < lists; ++list) {
+      request->document_keys += spec.document->retained(list / pool_.geometry().kv_heads,
+                                                        list % pool_.geometry().kv_heads);
+    }
+    request->document_keys /= lists;
+  }
+  request->spec = std::move(spec);
+  Choice& choice = add_choice(*request, 0);
+  choice.tokens = request->spec.prompt;
+  choice.waiting_since = now;
+  waiting_.push_back(&choice);
+  requests_[request->spec.id] = std::move(request);
+  admission_due_ = true;
+  return Admission::kAccepted;
+}
+
+Admission Scheduler::submit(DocumentSpec spec, TimeUs now) {
+  CHECK(!spec.context.empty());
+  CHECK(!requests_.contains(spec.id) && !jobs_.contains(spec.id));
+  now_ = now;
+  const Sequence empty(pool_, groups_, 0);
+  int64_t most = blocks_for(empty, static_cast<int64_t>(spec.prefix.size() + spec.context.size()));
+  for (const VersionSpec& version : spec.versions) {
+    most += blocks_for_version(spec, version);
+  }
+  if (most > pool_.blocks_total()) {
+    return Admission::kTooLarge;
+  }
+  if (static_cast<int64_t>(waiting_jobs_.size()) >= config_.queue_max) {
+    return Admission::kBusy;
+  }
+  auto job = std::make_unique<Job>();
+  job->arrived = now;
+  job->tenant = &open_tenant(spec.tenant);
+  job->tokens = spec.prefix;
+  job->tokens.insert(job->tokens.end(), spec.context.begin(), spec.context.end());
+  job->spec = std::move(spec);
+  waiting_jobs_.push_back(job.get());
+  jobs_[job->spec.id] = std::move(job);
+  admission_due_ = true;
+  return Admission::kAccepted;
+}
+
+bool Scheduler::cancel(WorkId id) {
+  if (const auto job = jobs_.find(id); job != jobs_.end()) {
+    log_.add(step_, now_, "cancel job", id);
+    end_job(*job->second, "cancelled");
+    return true;
+  }
+  const auto found = requests_.find(id);
+  if (found == requests_.end()) {
+    return false;
+  }
+  log_.add(step_, now_, "cancel", id);
+  std::vector<Choice*> choices;
+  for (const auto& [number, choice] : found->second->choices) {
+    choices.push_back(choice.get());
+  }
+  for (Choice* choice : choices) {
+    finish(*choice, FinishReason::kCancelled);
+  }
+  return true;
+}
+
+void Scheduler::stop(ChoiceKey key) {
+  const auto request = requests_.find(key.request);
+  if (request == requests_.end()) {
+    return;
+  }
+  const auto choice = request->second->choices.find(key.choice);
+  if (choice != request->second->choices.end()) {
+    finish(*choice->second, FinishReason::kStopString);
+  }
+}
+
+// The part of the pool that nothing can be evicted from. Counting looks at every cached block, so
+// now and then must do.
+double Scheduler::occupancy() {
+  constexpr uint64_t kSteps = 32;
+  if (step_ % kSteps == 1) {
+    const int64_t usable = pool_.blocks_available() + index_.blocks_idle();
+    occupancy_ = 1 - static_cast<double>(usable) / static_cast<double>(pool_.blocks_total());
+  }
+  return occupancy_;
+}
+
+const StepPlan* Scheduler::schedule(TimeUs now) {
+  CHECK_LT(in_flight(), config_.depth);
+  now_ = now;
+  admit();
+  StepPlan& plan = plans_[++step_ % plans_.size()];
+  plan.clear();
+  plan.step = step_;
+  plan.epoch = epoch_;
+  copies_in_flight_.emplace_back();
+  plan_copies(plan);
+  plan_decode(plan);
+  const bool decoding = !plan.rows.empty();
+  const double decode_us = cost_.rows_us(plan.batch_rows, plan.pairs, plan.slots, true);
+  for (const RowsWork& work : plan.rows) {
+    lanes_[work.lane]->request->tenant->served_us +=
+        decode_us / static_cast<double>(plan.rows.size());
+  }
+  const double target =
+      config_.step_target_us > 0 ? config_.step_target_us : config_.step_target_ratio * decode_us;
+  const double floor = background_floor(occupancy());
+  const bool background = !running_jobs_.empty();
+  const double budget = decoding ? step_budget_us(target, decode_us, floor, background)
+                                 : std::max(config_.idle_step_us, config_.step_target_us);
+  // What is planned beside decode rows may take longer than predicted: room for that is kept.
+  const double room = decoding ? (budget - decode_us) / cost_.margin(CostKind::kScore) : budget;
+  const double used = plan_prompts(plan, background ? room - floor * budget : room);
+  plan_jobs(plan, room - used, floor * budget);
+  plan.rows_us = cost_.rows_us(plan.batch_rows, plan.pairs, plan.slots, plan.decode_only);
+  if (plan.empty()) {
+    copies_in_flight_.pop_back();
+    --step_;
+    return nullptr;
+  }
+  in_flight_.push_back(&plan);
+  return &plan;
+}
+
+void Scheduler::commit(const StepResult& result, TimeUs now) {
+  CHECK(!in_flight_.empty());
+  now_ = now;
+  StepPlan& plan = *in_flight_.front();
+  in_flight_.pop_front();
+  CHECK_EQ(result.step, plan.step);
+  committed_step_ = plan.step;
+  ++stats_.steps;
+  if (result.failed) {
+    ++stats_.steps_failed;
+    if (plan.epoch == epoch_) {
+      log_.add(step_, now_, "failed", plan.step);
+      rewind();
+    }
+  } else {
+    CHECK_EQ(static_cast<int64_t>(result.tokens.size()), plan.slots);
+    CHECK_EQ(result.selections.size(), plan.selects.size());
+    for (const RowsWork& work : plan.rows) {
+      commit_rows(work, result);
+    }
+    for (const ScoreTile& tile : plan.tiles) {
+      commit_tile(tile);
+    }
+    for (size_t i = 0; i < plan.selects.size(); ++i) {
+      commit_select(plan.selects[i], result.selections[i]);
+    }
+    for (const CompactWork& work : plan.compacts) {
+      commit_compact(work);
+    }
+    cost_.observe(plan.decode_only ? CostKind::kDecode : CostKind::kPrefill, plan.rows_us,
+                  result.rows_us);
+    cost_.observe(CostKind::kScore, plan.tiles_us, result.tiles_us);
+    cost_.observe(CostKind::kCompact, plan.compacts_us, result.compacts_us);
+    stats_.rows_us += result.rows_us;
+    stats_.tiles_us += result.tiles_us;
+    stats_.compacts_us += result.compacts_us;
+    if (plan.slots > 0) {
+      stats_.delay_us += result.tiles_us + result.compacts_us;
+    }
+  }
+  copies_in_flight_.pop_front();
+  std::erase_if(copies_, [&](const ForkCopy& copy) { return fork_target(copy) == nullptr; });
+  plan.clear();
+  release_fences();
+}
+
+// Everything in flight is void. Rows go back to what is committed; the blocks behind that stay with
+// their sequences and are written again. A score chunk starts anew.
+void Scheduler::rewind() {
+  ++epoch_;
+  for (std::vector<ForkCopy>& copies : copies_in_flight_) {
+    std::move(copies.begin(), copies.end(), std::back_inserter(copies_));
+    copies.clear();
+  }
+  std::erase_if(copies_, [&](const ForkCopy& copy) { return fork_target(copy) == nullptr; });
+  std::vector<Choice*> targets;
+  for (const ForkCopy& copy : copies_) {
+    targets.push_back(fork_target(copy));
+  }
+  for (Choice* choice : running_) {
+    choice->lane.planned = choice->lane.committed;
+    choice->lane.incarnation = ++incarnation_;
+    choice->pending = 0;
+  }
+  for (Job* job : running_jobs_) {
+    job->lane.planned = job->lane.committed;
+    job->lane.incarnation = ++incarnation_;
+    job->chunk = job->chunks_done;
+    job->layer = 0;
+    job->row = 0;
+    job->selecting = false;
+    job->layers_planned = job->layers_done;
+  }
+  for (size_t i = 0; i < copies_.size(); ++i) {
+    copies_[i].incarnation = targets[i]->lane.incarnation;
+  }
+}
+
+void Scheduler::count_refs(std::span<uint32_t> refs) const {
+  const auto count_job = [&](const Job& job) {
+    if (job.lane.sequence.has_value()) {
+      job.lane.sequence->count_refs(refs);
+    }
+    if (job.builder.has_value() && job.layers_done < job.full->global_layers()) {
+      job.builder->count_refs(refs);
+    }
+  };
+  for (const Choice* choice : running_) {
+    choice->lane.sequence->count_refs(refs);
+  }
+  for (const auto& [id, job] : jobs_) {
+    count_job(*job);
+  }
+  for (const Fence& fence : fences_) {
+    if (fence.sequence.has_value()) {
+      fence.sequence->count_refs(refs);
+    }
+    if (fence.job != nullptr) {
+      count_job(*fence.job);
+    }
+  }
+  const auto count_copies = [&](const std::vector<ForkCopy>& copies) {
+    for (const ForkCopy& copy : copies) {
+      for (const BlockRun& run : copy.source) {
+        run.blocks.count_refs(refs);
+      }
+    }
+  };
+  count_copies(copies_);
+  for (const std::vector<ForkCopy>& copies : copies_in_flight_) {
+    count_copies(copies);
+  }
+}
+
+int64_t Scheduler::blocks_reserved() const {
+  int64_t blocks = 0;
+  for (const Choice* choice : running_) {
+    blocks += choice->lane.blocks.blocks() + choice->lane.fork_blocks.blocks();
+  }
+  for (const auto& [id, job] : jobs_) {
+    blocks += job->lane.blocks.blocks();
+  }
+  return blocks;
+}
+
+std::string Scheduler::describe() const {
+  std::string text =
+      fmt::format("blocks: {} free, {} reserved, {} in all; {} fences\n", pool_.blocks_free(),
+                  pool_.blocks_reserved(), pool_.blocks_total(), fences_.size());
+  for (const auto& [id, request] : requests_) {
+    for (const auto& [number, choice] : request->choices) {
+      const Lane& lane = choice->lane;
+      text += fmt::format(
+          "choice {}/{} {}: {} prompt, {} output, {} planned, {} done, {} blocks + {}\n", id,
+          number, choice->running() ? "runs" : "waits", choice->prompt, choice->outputs,
+          lane.planned, lane.committed, choice->running() ? lane.sequence->blocks_held() : 0,
+          lane.blocks.blocks());
+    }
+  }
+  for (const auto& [id, job] : jobs_) {
+    text +=
+        fmt::format("job {}: stage {}, {} of {} rows, chunk {}, version {}, {} blocks reserved\n",
+                    id, static_cast<int>(job->stage), job->lane.committed, job->tokens.size(),
+                    job->chunk, job->version, job->lane.blocks.blocks());
+  }
+  return text;
+}
+
+std::string Scheduler::audit() const {
+  size_t choices = 0;
+  for (const auto& [id, request] : requests_) {
+    choices += request->choices.size();
+    for (const auto& [number, choice] : request->choices) {
+      const Lane& lane = choice->lane;
+      const std::string name = fmt::format("choice {}/{}", id, number);
+      if (lanes_[choice->lane_index] != choice.get()) {
+        return name + " lost its lane";
+      }
+      const bool waits =
+          std::find(waiting_.begin(), waiting_.end(), choice.get()) != waiting_.end();
+      const bool runs = std::find(running_.begin(), running_.end(), choice.get()) != running_.end();
+      if (waits == runs || runs != choice->running()) {
+        return name + " is not in one queue";
+      }
+      if (!runs && lane.blocks.blocks() > 0) {
+        return name + " waits and holds blocks";
+      }
+      if (runs && (lane.committed > lane.planned || lane.planned > lane.sequence->length())) {
+        return name + " has its rows out of order";
+      }
+      if (static_cast<int64_t>(choice->tokens.size()) !=
+          static_cast<int64_t>(request->spec.prompt.size()) + choice->outputs) {
+        return name + " lost tokens";
+      }
+    }
+  }
+  if (choices != running_.size() + waiting_.size()) {
+    return "a queue has choices that don't exist";
+  }
+  if (!std::is_sorted(running_.begin(), running_.end(),
+                      [](const Choice* a, const Choice* b) { return a->key < b->key; })) {
+    return "running choices are out of order";
+  }
+  if (static_cast<int64_t>(running_.size()) > config_.running_max) {
+    return "too many choices run";
+  }
+  if (jobs_.size() != running_jobs_.size() + waiting_jobs_.size()) {
+    return "a job is lost";
+  }
+  return "";
+}
+
+Stats Scheduler::stats() const {
+  Stats stats = stats_;
+  stats.running = static_cast<int64_t>(running_.size());
+  stats.waiting = static_cast<int64_t>(waiting_.size());
+  stats.jobs_running = static_cast<int64_t>(running_jobs_.size());
+  stats.jobs_waiting = static_cast<int64_t>(waiting_jobs_.size());
+  return stats;
+}
+
+std::vector<Event> Scheduler::take_events() { return std::exchange(events_, {}); }
+
+bool Scheduler::idle() const {
+  return requests_.empty() && jobs_.empty() && in_flight_.empty() && fences_.empty() &&
+         copies_.empty();
+}
+
+}  // namespace pagezip

@@ -1,0 +1,486 @@
+#include "tests/sim/simulation.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <csignal>
+#include <cstdio>
+
+#include "base/check.h"
+
+namespace pagezip::sim {
+namespace {
+
+constexpr TokenId kEndToken = 0;
+
+}  // namespace
+
+Options Options::swarm(Prng& prng) {
+  const std::vector<std::vector<bool>> models = {
+      {true},
+      {true, true},
+      {false, true, false, false, true, false},  // two sliding groups
+      {false, true, false, true, false},         // the second sliding group is padded
+      {false, false},                            // nothing to compress
+  };
+  Options o;
+  o.shape.is_global = models[prng.below(models.size())];
+  const auto window = static_cast<int>(prng.range(2, 50));
+  o.shape.groups = make_kv_groups(o.shape.is_global, window);
+  o.shape.geometry.page = {KvType::kF16, KvType::kF16, prng.chance(0.8) ? 16 : 32, 16};
+  o.shape.geometry.kv_heads = static_cast<int>(prng.range(1, 2));
+  o.shape.geometry.layers_per_block = static_cast<int>(o.shape.groups[0].layers.size());
+  o.shape.vocab = static_cast<int>(prng.range(4, 60));
+  const auto last = std::find(o.shape.is_global.rbegin(), o.shape.is_global.rend(), true);
+  SchedulerConfig& c = o.scheduler;
+  c.score_layers = static_cast<int>(o.shape.is_global.rend() - last);
+  c.rows_max = prng.chance(0.5) ? prng.range(8, 40) : prng.range(40, 300);
+  c.running_max = prng.chance(0.2) ? prng.range(1, 3) : prng.range(4, 20);
+  c.queue_max = prng.chance(0.2) ? prng.range(1, 4) : 100;
+  c.output_min = prng.range(1, 20);
+  c.ageing_us = prng.range(1'000, 1'000'000);
+  c.patience_us = prng.range(1'000, 1'000'000);
+  c.jobs_share = 0.3 + 0.7 * prng.uniform();
+  c.step_target_ratio = 1 + 2 * prng.uniform();
+  c.idle_step_us = static_cast<double>(prng.range(2'000, 40'000));
+  c.end_tokens = {kEndToken};
+  c.depth = static_cast<int>(prng.range(1, 3));
+  o.cost.layers = static_cast<int>(o.shape.is_global.size());
+  o.prompt_max = prng.range(1, 120);
+  o.output_max = prng.chance(0.7) ? prng.range(1, 60) : prng.range(60, 200);
+  o.document_max = prng.range(1, 150);
+  const int64_t page = o.shape.geometry.page.page_tokens;
+  const auto groups = static_cast<int64_t>(o.shape.groups.size());
+  o.request_blocks = ((o.prompt_max + o.output_max) / page + 2 + 3 * (20 / page + 2)) * groups;
+  const int64_t one = o.request_blocks + (2 * o.document_max / page + 2) * groups;
+  o.blocks = prng.chance(0.7) ? one + prng.range(0, one) : one * prng.range(2, 8);
+  o.requests = prng.range(3, 40);
+  o.documents = prng.chance(0.3) ? 0 : prng.range(1, 8);
+  o.tenants = static_cast<int>(prng.range(1, 3));
+  o.arrive = 0.1 + 0.9 * prng.uniform();
+  const auto rate = [&](double most) { return prng.chance(0.5) ? 0 : most * prng.uniform(); };
+  o.cancel = rate(0.1);
+  o.stop = rate(0.05);
+  o.fail = rate(0.1);
+  o.jump = rate(0.05);
+  o.drop = rate(0.1);
+  return o;
+}
+
+Simulation::Simulation(const Options& options, uint64_t seed, Marks& marks)
+    : options_(options),
+      prng_(seed ^ 0x5eedull),
+      marks_(marks),
+      pool_(options.shape.geometry, options.blocks),
+      index_(std::make_unique<PrefixIndex>(pool_, options.shape.groups)),
+      scheduler_(std::make_unique<Scheduler>(options.scheduler, CostModel(options.cost), pool_,
+                                             *index_, options.shape.groups,
+                                             [this](int64_t blocks) { return reclaim(blocks); })),
+      device_(options_.shape, truth_) {
+  for (int i = 0; i < 3; ++i) {
+    texts_.push_back(random_tokens(prng_.range(1, 80)));
+  }
+}
+
+Simulation::~Simulation() = default;
+
+void Simulation::fail(const std::string& what) {
+  if (failure_.empty() && !what.empty()) {
+    failure_ = what;
+  }
+}
+
+std::vector<TokenId> Simulation::random_tokens(int64_t count) {
+  std::vector<TokenId> tokens;
+  for (int64_t i = 0; i < count; ++i) {
+    tokens.push_back(
+        static_cast<TokenId>(prng_.below(static_cast<uint64_t>(options_.shape.vocab))));
+  }
+  return tokens;
+}
+
+std::string Simulation::run() {
+  while (failure_.empty() &&
+         (arrived_requests_ < options_.requests || arrived_documents_ < options_.documents)) {
+    tick(true);
+  }
+  // Faults are off: everything must end within a bound that the work left gives.
+  int64_t left = 200;
+  for (const auto& [id, choices] : open_) {
+    left +=
+        20 + (options_.prompt_max + 2 * options_.output_max) * static_cast<int64_t>(choices.size());
+  }
+  left += static_cast<int64_t>(jobs_.size()) * (options_.document_max * 20 + 200);
+  for (; failure_.empty() && !scheduler_->idle(); --left) {
+    if (left == 0) {
+      fail("work is left that doesn't end");
+    }
+    tick(false);
+  }
+  for (const auto& [id, choices] : open_) {
+    fail("request " + std::to_string(id) + " never finished");
+  }
+  for (const auto& [id, done] : jobs_) {
+    if (!done) {
+      fail("job " + std::to_string(id) + " never finished");
+    }
+  }
+  if (failure_.empty()) {
+    documents_.clear();
+    index_->clear();
+    if (pool_.blocks_available() != pool_.blocks_total()) {
+      fail("the pool isn't as it began");
+    }
+    const Stats stats = scheduler_->stats();
+    marks_["preempted"] += stats.preemptions;
+    marks_["sent back"] += stats.jobs_sent_back;
+    marks_["joined"] += stats.joins;
+    marks_["forked"] += stats.forks;
+  }
+  return failure_;
+}
+
+void Simulation::tick(bool faults) {
+  ++ticks_;
+  now_ += prng_.range(1, 20'000);
+  if (faults) {
+    arrive();
+    inject();
+  }
+  plan_and_run(faults);
+  audit();
+}
+
+void Simulation::arrive() {
+  if (arrived_requests_ < options_.requests && prng_.chance(options_.arrive)) {
+    ++arrived_requests_;
+    submit_request();
+  }
+  if (arrived_documents_ < options_.documents && prng_.chance(options_.arrive / 2)) {
+    ++arrived_documents_;
+    submit_document();
+  }
+}
+
+void Simulation::submit_request() {
+  RequestSpec spec;
+  spec.id = next_id_++;
+  spec.tenant = "tenant" + std::to_string(prng_.below(static_cast<uint64_t>(options_.tenants)));
+  spec.priority = static_cast<int>(prng_.below(3));
+  spec.space = prng_.chance(0.8) ? "shared" : spec.tenant;
+  spec.ignore_end = prng_.chance(0.3);
+  const DocumentTruth* on = nullptr;
+  // Documents that requests read can't be reclaimed: room for the largest request stays, as the
+  // engine's quota sees to.
+  int64_t room = options_.blocks - options_.request_blocks;
+  for (const Document& document : documents_) {
+    const auto alive = document.alive.lock();
+    room -= alive == nullptr ? 0 : alive->blocks_held();
+  }
+  std::vector<Document*> ready;
+  for (Document& document : documents_) {
+    if (document.document != nullptr && room >= 0) {
+      ready.push_back(&document);
+    }
+  }
+  if (!ready.empty() && prng_.chance(0.5)) {
+    Document& document = *ready[prng_.below(ready.size())];
+    spec.document = document.document;
+    spec.space += document.space;
+    on = document.truth.get();
+    marks_["question on a compressed document"] += on->kept.has_value() ? 1 : 0;
+  }
+  spec.prompt = random_tokens(prng_.range(1, options_.prompt_max));
+  if (prng_.chance(0.7)) {
+    const std::vector<TokenId>& text = texts_[prng_.below(texts_.size())];
+    const auto most = std::min<int64_t>(static_cast<int64_t>(text.size()), options_.prompt_max);
+    const int64_t length = prng_.chance(0.5) ? most : prng_.range(1, most);
+    std::copy_n(text.begin(), std::min(length, static_cast<int64_t>(spec.prompt.size())),
+                spec.prompt.begin());
+  }
+  spec.output_max = prng_.range(1, options_.output_max);
+  spec.choices = prng_.chance(0.2) ? static_cast<uint32_t>(prng_.range(2, 4)) : 1;
+  for (uint32_t k = 0; k < spec.choices; ++k) {
+    truth_.choices.emplace(ChoiceKey{spec.id, k},
+                           ChoiceTruth(spec, k, on, options_.shape.vocab, kEndToken));
+  }
+  prompts_[spec.id] = spec.prompt.size();
+  const Admission admission = scheduler_->submit(spec, now_);
+  marks_["busy"] += admission == Admission::kBusy ? 1 : 0;
+  marks_["too large"] += admission == Admission::kTooLarge ? 1 : 0;
+  if (admission == Admission::kAccepted) {
+    for (uint32_t k = 0; k < spec.choices; ++k) {
+      open_[spec.id][k] = {};
+    }
+  }
+}
+
+void Simulation::submit_document() {
+  DocumentSpec spec;
+  spec.id = next_id_++;
+  spec.tenant = "tenant" + std::to_string(prng_.below(static_cast<uint64_t>(options_.tenants)));
+  spec.space = "shared";
+  if (prng_.chance(0.7)) {
+    const std::vector<TokenId>& text = texts_[prng_.below(texts_.size())];
+    spec.prefix.assign(text.begin(),
+                       text.begin() + prng_.range(0, static_cast<int64_t>(text.size())));
+  }
+  spec.context = random_tokens(prng_.range(1, options_.document_max));
+  const auto tokens = static_cast<int64_t>(spec.context.size());
+  const auto global = static_cast<int>(
+      std::count(options_.shape.is_global.begin(), options_.shape.is_global.end(), true));
+  if (global > 0 && prng_.chance(0.9)) {
+    const int64_t chunk = prng_.range(1, 80);
+    for (int64_t begin = 0; begin < tokens; begin += chunk) {
+      const int64_t end = std::min(begin + chunk, tokens);
+      spec.chunks.push_back({begin, end, random_tokens(end - begin + prng_.range(1, 12))});
+    }
+    const auto versions = prng_.range(1, 2);
+    for (int64_t v = 0; v < versions; ++v) {
+      const int64_t floor = prng_.chance(0.3) ? prng_.range(0, 5) : 0;
+      spec.versions.push_back({0.05 + 0.95 * prng_.uniform(), prng_.chance(0.3), floor});
+    }
+  }
+  const auto truth =
+      truth_.jobs.emplace(spec.id, JobTruth(spec, global, options_.shape.geometry.kv_heads));
+  if (!spec.versions.empty() && prng_.chance(0.2)) {
+    spec.scores = std::make_shared<ScoreSet>(truth.first->second.scores);
+    ++marks_["kept scores"];
+  }
+  if (scheduler_->submit(std::move(spec), now_) == Admission::kAccepted) {
+    jobs_[next_id_ - 1] = false;
+  }
+}
+
+void Simulation::inject() {
+  if (prng_.chance(options_.cancel) && next_id_ > 1) {
+    const WorkId id = static_cast<WorkId>(prng_.range(1, static_cast<int64_t>(next_id_) - 1));
+    cancelled_[id] = true;
+    marks_["cancelled"] += scheduler_->cancel(id) ? 1 : 0;
+    take_events();
+    audit();
+  }
+  if (prng_.chance(options_.stop) && !open_.empty()) {
+    const auto id = open_.begin()->first;
+    cancelled_[id] = true;
+    scheduler_->stop({id, static_cast<uint32_t>(prng_.below(open_[id].size()))});
+    take_events();
+  }
+  if (prng_.chance(options_.fail)) {
+    device_.fail_next();
+  }
+  if (prng_.chance(options_.jump)) {
+    now_ += prng_.range(1'000'000, 3'600'000'000);
+  }
+  if (prng_.chance(options_.drop) && !documents_.empty()) {
+    documents_[prng_.below(documents_.size())].document.reset();
+    scheduler_->memory_changed();
+  }
+}
+
+void Simulation::plan_and_run(bool faults) {
+  while (scheduler_->in_flight() < options_.scheduler.depth) {
+    const int64_t preempted = scheduler_->stats().preemptions;
+    const int64_t fences = scheduler_->fences();
+    const StepPlan* plan = scheduler_->schedule(now_);
+    // What is fenced comes free by itself.
+    if (scheduler_->stats().preemptions - preempted > 1 && scheduler_->fences() - fences > 1) {
+      fail("several were preempted though the first was enough");
+    }
+    if (plan == nullptr) {
+      break;
+    }
+    planned_.push_back(plan);
+    marks_["copied tails"] += static_cast<int64_t>(plan->copies.size());
+    marks_["fenced"] += scheduler_->fences();
+    check_progress(*plan);
+    trace_ = mix(trace_,
+                 static_cast<uint64_t>(plan->batch_rows * 1000 + plan->slots) + plan->tiles.size());
+    if (faults && prng_.chance(0.3)) {
+      break;  // sometimes the pipeline isn't full
+    }
+  }
+  take_events();
+  if (planned_.empty()) {
+    // Nothing in flight: then work must be able to go on.
+    idle_ticks_ = work_left() ? idle_ticks_ + 1 : 0;
+    if (idle_ticks_ > 3) {
+      fail("work is left, but nothing is planned");
+    }
+    return;
+  }
+  idle_ticks_ = 0;
+  const StepPlan& plan = *planned_.front();
+  planned_.pop_front();
+  StepResult result;
+  device_.run(plan, result);
+  fail(device_.failure());
+  const double noise = 0.5 + prng_.uniform();
+  result.rows_us = plan.rows_us * noise;
+  result.tiles_us = plan.tiles_us * noise;
+  result.compacts_us = plan.compacts_us * noise;
+  marks_["failed step"] += result.failed ? 1 : 0;
+  scheduler_->commit(result, now_);
+  take_events();
+}
+
+bool Simulation::work_left() const { return !scheduler_->idle(); }
+
+// Documents must not keep requests from running, if there is memory for them.
+void Simulation::check_progress(const StepPlan& plan) {
+  const bool choices = std::any_of(plan.rows.begin(), plan.rows.end(),
+                                   [](const RowsWork& work) { return !work.document_job; });
+  const bool could = !choices && scheduler_->stats().running > 0 && scheduler_->fences() == 0 &&
+                     scheduler_->in_flight() <= 1 &&
+                     pool_.blocks_available() + index_->blocks_idle() >=
+                         2 * static_cast<int64_t>(options_.shape.groups.size());
+  steps_without_choices_ = could ? steps_without_choices_ + 1 : 0;
+  if (steps_without_choices_ > 8) {
+    fail("requests starve beside documents");
+  }
+}
+
+void Simulation::take_events() {
+  for (const Event& event : scheduler_->take_events()) {
+    switch (event.kind) {
+      case Event::Kind::kStarted:
+        marks_["prefix hit"] += event.done > 0 ? 1 : 0;
+        break;
+      case Event::Kind::kToken:
+        on_token(event);
+        break;
+      case Event::Kind::kFinished:
+        on_finished(event);
+        break;
+      case Event::Kind::kProgress:
+        if (event.done > event.total) {
+          fail("progress beyond the end");
+        }
+        break;
+      case Event::Kind::kFullReady:
+        on_document(event, false);
+        break;
+      case Event::Kind::kScored:
+        if (event.scores->scores != truth_.jobs.at(event.key.request).scores.scores) {
+          fail("wrong scores");
+        }
+        break;
+      case Event::Kind::kVersionReady:
+        on_document(event, true);
+        break;
+      case Event::Kind::kJobDone:
+        jobs_.at(event.key.request) = true;
+        ++marks_["job done"];
+        break;
+      case Event::Kind::kJobFailed:
+        jobs_.at(event.key.request) = true;
+        if (!cancelled_.contains(event.key.request)) {
+          fail("a job failed: " + event.error);
+        }
+        break;
+    }
+  }
+}
+
+void Simulation::on_token(const Event& event) {
+  const auto found = open_.find(event.key.request);
+  if (found == open_.end() || found->second.at(event.key.choice).finished) {
+    return fail("a token of a request that is over");
+  }
+  const ChoiceTruth& truth = truth_.choices.at(event.key);
+  Progress& progress = found->second.at(event.key.choice);
+  const size_t at = progress.outputs++;
+  const size_t index = prompts_.at(event.key.request) + at;
+  if (index >= truth.tokens.size() || truth.tokens[index] != event.token) {
+    fail("request " + std::to_string(event.key.request) + " got a wrong token");
+  }
+}
+
+void Simulation::on_finished(const Event& event) {
+  const auto found = open_.find(event.key.request);
+  if (found == open_.end()) {
+    return fail("a request finished twice");
+  }
+  const ChoiceTruth& truth = truth_.choices.at(event.key);
+  Progress& progress = found->second.at(event.key.choice);
+  const size_t outputs = truth.tokens.size() - prompts_.at(event.key.request);
+  const bool early =
+      event.finish == FinishReason::kCancelled || event.finish == FinishReason::kStopString;
+  if (progress.finished || (early && !cancelled_.contains(event.key.request)) ||
+      (!early && (progress.outputs != outputs || event.finish != truth.finish))) {
+    fail("request " + std::to_string(event.key.request) + " finished wrongly");
+  }
+  progress.finished = true;
+  const auto& choices = found->second;
+  if (std::all_of(choices.begin(), choices.end(),
+                  [](const auto& c) { return c.second.finished; })) {
+    open_.erase(found);
+  }
+}
+
+void Simulation::on_document(const Event& event, bool compressed) {
+  const JobTruth& job = truth_.jobs.at(event.key.request);
+  auto truth = std::make_unique<DocumentTruth>(job.full);
+  if (compressed) {
+    truth->kept =
+        std::get<KeptSets>(JobTruth::select(job.scores, job.spec.versions[event.version]));
+  }
+  const bool keep = prng_.chance(0.7);
+  documents_.push_back({keep ? event.document : nullptr, event.document, std::move(truth),
+                        "doc" + std::to_string(event.key.request) + "/" +
+                            std::to_string(compressed ? event.version + 1 : 0),
+                        event.key.request});
+}
+
+int64_t Simulation::reclaim(int64_t blocks) {
+  const int64_t before = pool_.blocks_available();
+  for (Document& document : documents_) {
+    if (pool_.blocks_available() - before >= blocks) {
+      break;
+    }
+    document.document.reset();
+  }
+  marks_["documents reclaimed"] += pool_.blocks_available() > before ? 1 : 0;
+  return pool_.blocks_available() - before;
+}
+
+void Simulation::audit() {
+  std::vector<uint32_t> pins(static_cast<size_t>(pool_.blocks_total()), 0);
+  for (const Document& document : documents_) {
+    if (const auto alive = document.alive.lock()) {
+      alive->count_refs(pins);
+    }
+  }
+  scheduler_->count_refs(pins);
+  index_->count_refs(pins);
+  fail(pool_.audit_owners(pins, scheduler_->blocks_reserved()));
+  fail(scheduler_->audit());
+  if (ticks_ % 16 == 0) {
+    fail(index_->audit());
+  }
+}
+
+namespace {
+
+uint64_t running_seed = 0;
+
+}  // namespace
+
+std::string simulate(uint64_t seed, Marks& marks, uint64_t* trace) {
+  // A failed CHECK ends the process: it says which seed that was.
+  running_seed = seed;
+  std::signal(SIGABRT, [](int) { std::fprintf(stderr, "SIM_SEED=%" PRIu64 "\n", running_seed); });
+  Prng prng(seed);
+  // Not destroyed after a failure: the pool's destructor would find it too and end the process.
+  auto simulation = std::make_unique<Simulation>(Options::swarm(prng), seed, marks);
+  std::string failure = simulation->run();
+  if (!failure.empty()) {
+    failure += "\n" + simulation->log();
+    (void)simulation.release();
+  } else if (trace != nullptr) {
+    *trace = simulation->trace();
+  }
+  std::signal(SIGABRT, SIG_DFL);
+  return failure;
+}
+
+}  // namespace pagezip::sim
