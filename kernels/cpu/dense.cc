@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/math.h"
 #include "kernels/cpu/dense_select.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/simd.h"
@@ -15,8 +16,6 @@ namespace {
 
 constexpr int64_t kPanel = 16;       // outputs of a quantised panel
 constexpr int64_t kFloatPanel = 64;  // outputs of a float panel
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool uses_q8(const Weight& weight, ActivationType activations) {
   return activations == ActivationType::kQ8 && info(weight.type).block_values > 1;
@@ -334,7 +333,7 @@ void matmul(const Activations& x, ActivationType activations, std::span<const Ma
     outputs += target.weight->rows;
   }
   const int64_t per_item =
-      ceil_div(std::max<int64_t>(outputs / (8 * pool.threads()), 1), kFloatPanel) * kFloatPanel;
+      round_up(std::max<int64_t>(outputs / (8 * pool.threads()), 1), kFloatPanel);
   std::array<int64_t, kMatmulTargetsMax> ends{};
   CHECK_LE(targets.size(), ends.size());
   int64_t items = 0;
