@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/math.h"
 #include "base/prng.h"
 #include "kernels/kernels.h"
 #include "paging/selection.h"
@@ -80,7 +81,7 @@ BENCHMARK(BM_Matmul)->Apply(matmul_cases)->UseRealTime();
 struct Pages {
   Pages(int64_t length, int kv_heads, int head_dim) {
     layout.head_dim = head_dim;
-    const int64_t blocks = (length + layout.page_tokens - 1) / layout.page_tokens;
+    const int64_t blocks = ceil_div(length, layout.page_tokens);
     const int64_t page_units = layout.page_bytes() / PageLayout::kUnit;
     memory = AlignedBytes(static_cast<size_t>(blocks * kv_heads * layout.page_bytes()));
     ids.resize(static_cast<size_t>(blocks));

@@ -155,9 +155,9 @@ PromptParts prompt_parts(const ChatTemplate* chat_template, const Tokenizer& tok
   if (!chat_template) {
     parts.postfix = "\n\nAnswer: ";
     parts.postfix_ids = tokenizer.encode(parts.postfix, false);
-    if (tokenizer.bos()) {
-      parts.prefix = tokenizer.piece(*tokenizer.bos());
-      parts.prefix_ids = {*tokenizer.bos()};
+    if (const std::optional<TokenId> bos = tokenizer.bos()) {
+      parts.prefix = tokenizer.piece(*bos);
+      parts.prefix_ids = {*bos};
     }
     return parts;
   }

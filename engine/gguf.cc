@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/math.h"
 
 namespace pagezip {
 namespace {
@@ -302,7 +303,7 @@ void GgufFile::read_tensors(Reader& reader, uint64_t count) {
 
 void GgufFile::place_tensors(size_t directory_end, std::span<const uint64_t> offsets) {
   const uint64_t align = alignment();
-  const uint64_t start = (directory_end + align - 1) / align * align;
+  const uint64_t start = round_up(directory_end, align);
   for (size_t i = 0; i < tensors_.size(); ++i) {
     GgufTensor& tensor = tensors_[i];
     if (offsets[i] % align != 0) {

@@ -30,8 +30,8 @@ struct Expr {
     kFilter,     // operands[0] | name(operands[1...], keywords)
     kTest,       // operands[0] is name(operands[1...])
   };
-  Kind kind;
-  int line;
+  Kind kind = Kind::kLiteral;
+  int line = 0;
   int depth = 1;  // of the tree below
   std::string name;
   Value literal;
@@ -56,8 +56,8 @@ struct Statement {
     kBreak,
     kContinue,
   };
-  Kind kind;
-  int line;
+  Kind kind = Kind::kText;
+  int line = 0;
   Text text;
   ExprPtr value;
   ExprPtr condition;

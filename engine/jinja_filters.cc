@@ -164,7 +164,8 @@ Value map(const Value& value, const Arguments& arguments, Budget& budget) {
       continue;
     }
     Value found = attribute(element, field->bytes(), arguments.line);
-    mapped.push_back(found.is_undefined() && otherwise ? *otherwise : std::move(found));
+    if (found.is_undefined() && otherwise) found = *otherwise;
+    mapped.push_back(std::move(found));
   }
   return checked(Value(std::move(mapped)), arguments.line, budget);
 }

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/math.h"
 
 namespace pagezip {
 
@@ -19,7 +20,7 @@ int64_t RepeatPrompts::rows_max(int64_t tokens, int64_t chunk) const {
 ScoreSlot::ScoreSlot(const Transformer& transformer, int64_t rows_max) : rows_max_(rows_max) {
   const ModelConfig& c = transformer.model().config();
   const PageLayout& page = transformer.page();
-  const int64_t blocks = (rows_max + page.page_tokens - 1) / page.page_tokens;
+  const int64_t blocks = ceil_div(rows_max, page.page_tokens);
   kv_ = AlignedBytes(static_cast<size_t>(blocks * c.kv_heads * page.page_bytes()));
   ids_.resize(static_cast<size_t>(blocks));
   std::iota(ids_.begin(), ids_.end(), 0);
@@ -62,7 +63,7 @@ ScoreJob::ScoreJob(Transformer& transformer, ScoreSlot& slot, std::shared_ptr<co
   last_layer_ = transformer.model().kv_groups().front().layers.back();
 }
 
-int64_t ScoreJob::chunks() const { return (scores_.tokens + chunk_tokens_ - 1) / chunk_tokens_; }
+int64_t ScoreJob::chunks() const { return ceil_div(scores_.tokens, chunk_tokens_); }
 
 void ScoreJob::run_chunk(int64_t chunk) {
   CHECK_LT(chunk_, 0);

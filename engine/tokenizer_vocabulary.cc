@@ -6,6 +6,7 @@
 #include <array>
 #include <charconv>
 
+#include "base/check.h"
 #include "base/error.h"
 #include "engine/utf8.h"
 
@@ -22,7 +23,7 @@ constexpr size_t kMaxSpecialBytes = 1024;
 
 /// GPT-2's table: printable bytes stand for themselves, the others for U+0100 and up, in order.
 std::array<int, 512> byte_of_code_point() {
-  std::array<int, 512> bytes;
+  std::array<int, 512> bytes{};
   bytes.fill(-1);
   size_t next = 256;
   for (int byte = 0; byte < 256; ++byte) {
@@ -99,7 +100,9 @@ std::optional<TokenId> Vocabulary::token_of_key(const GgufFile& file, std::strin
 
 std::string Vocabulary::piece(TokenId id) const {
   if (kind(id) == TokenKind::kByte) {
-    return std::string(1, static_cast<char>(*parse_byte_token(text(id))));
+    const std::optional<uint8_t> byte = parse_byte_token(text(id));
+    CHECK(byte.has_value());  // the constructor takes no other text for such a token
+    return std::string(1, static_cast<char>(*byte));
   }
   const bool has_marks = spelling_ == TokenSpelling::kSpaceMark &&
                          (kind(id) == TokenKind::kNormal || kind(id) == TokenKind::kUnused);

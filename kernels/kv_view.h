@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/host_device.h"
+#include "base/math.h"
 
 namespace pagezip {
 
@@ -36,7 +37,7 @@ struct PageLayout {
   friend bool operator==(const PageLayout&, const PageLayout&) = default;
 
  private:
-  PAGEZIP_HD static int64_t padded(int64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
+  PAGEZIP_HD static int64_t padded(int64_t bytes) { return round_up(bytes, kUnit); }
 };
 
 /// Pairs [first_page * page_tokens, length(layer, head)) of every (layer, head) of a KV group.

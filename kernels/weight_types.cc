@@ -69,7 +69,7 @@ void unpack_q8_0(const std::byte* source, UnpackedBlock& block) {
 
 // 64 bytes hold 256 values of 2 bits: byte l of half h has the values h * 128 + {0, 32, 64, 96} +
 // l.
-uint8_t two_bits(const std::byte* source, int i) {
+uint8_t two_bits(const std::byte* source, int64_t i) {
   return byte_at(source + i / 128 * 32 + i % 32) >> (i % 128 / 32 * 2) & 3;
 }
 
@@ -83,7 +83,7 @@ void unpack_q2_k(const std::byte* source, UnpackedBlock& block) {
     block.scale_int[j] = static_cast<int8_t>(byte_at(source + j) & 15);
     block.minimum_int[j] = byte_at(source + j) >> 4;
   }
-  for (int i = 0; i < kSuperBlock; ++i) {
+  for (int64_t i = 0; i < kSuperBlock; ++i) {
     block.quant[i] = two_bits(source + 16, i);
   }
 }
@@ -99,7 +99,7 @@ void unpack_q3_k(const std::byte* source, UnpackedBlock& block) {
     const int high = byte_at(scales + 8 + j % 4) >> (j / 4 * 2) & 3;
     block.scale_int[j] = static_cast<int8_t>((low | high << 4) - 32);
   }
-  for (int i = 0; i < kSuperBlock; ++i) {
+  for (int64_t i = 0; i < kSuperBlock; ++i) {
     const int high = byte_at(source + i % 32) >> (i / 32) & 1;
     block.quant[i] = static_cast<uint8_t>(two_bits(source + 32, i) | high << 2);
   }
@@ -127,7 +127,7 @@ void unpack_q45_k(const std::byte* source, bool has_high, UnpackedBlock& block) 
   unpack_scales_k4(source + 4, block);
   const std::byte* high = source + 16;
   const std::byte* nibbles = has_high ? high + 32 : high;
-  for (int i = 0; i < kSuperBlock; ++i) {
+  for (int64_t i = 0; i < kSuperBlock; ++i) {
     const int nibble = byte_at(nibbles + i / 64 * 32 + i % 32) >> (i / 32 % 2 * 4) & 15;
     const int fifth = has_high ? byte_at(high + i % 32) >> (i / 32) & 1 : 0;
     block.quant[i] = static_cast<uint8_t>(nibble | fifth << 4);
@@ -142,7 +142,7 @@ void unpack_q6_k(const std::byte* source, UnpackedBlock& block) {
   for (int j = 0; j < 16; ++j) {
     block.scale_int[j] = static_cast<int8_t>(byte_at(source + 192 + j));
   }
-  for (int i = 0; i < kSuperBlock; ++i) {
+  for (int64_t i = 0; i < kSuperBlock; ++i) {
     const int low = byte_at(source + i / 128 * 64 + i % 64) >> (i % 128 / 64 * 4) & 15;
     block.quant[i] = static_cast<uint8_t>(low | two_bits(source + 128, i) << 4);
   }
@@ -234,7 +234,7 @@ void dequantize(WeightType type, const std::byte* source, float* target, int64_t
   }
   const WeightTypeInfo& format = info(type);
   CHECK_EQ(values % format.block_values, 0);
-  UnpackedBlock block;
+  UnpackedBlock block{};
   for (int64_t i = 0; i < values; i += format.block_values) {
     unpack_block(type, source, block);
     dequantize_block(block, target + i);

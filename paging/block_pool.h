@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "base/math.h"
 #include "kernels/kv_view.h"
 
 namespace pagezip {
@@ -35,9 +36,7 @@ struct KvGeometry {
   /// Where the page of (layer, head) lies in its block, in pages; `layer` counts in the KV group.
   int64_t page_index(int layer, int head) const { return int64_t{layer} * kv_heads + head; }
   /// Pages of one (layer, head) that hold `pairs` pairs: also the blocks of a uniform table.
-  int64_t pages_for(int64_t pairs) const {
-    return (pairs + page.page_tokens - 1) / page.page_tokens;
-  }
+  int64_t pages_for(int64_t pairs) const { return ceil_div(pairs, page.page_tokens); }
 };
 
 /// A number of blocks promised by the pool but not taken yet. The destructor gives back the rest.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/math.h"
 
 namespace pagezip {
 namespace {
@@ -37,8 +38,7 @@ int64_t bag_blocks(const KvGeometry& geometry, std::span<const uint32_t> lengths
   for (uint32_t length : lengths) {
     pages += geometry.pages_for(int64_t{length} - shared_pairs);
   }
-  const int64_t block_pages = geometry.pages_per_block();
-  return (pages + block_pages - 1) / block_pages;
+  return ceil_div(pages, geometry.pages_per_block());
 }
 
 }  // namespace

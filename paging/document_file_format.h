@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "base/math.h"
 #include "kernels/kv_view.h"
 
 namespace pagezip::document_file {
@@ -48,9 +49,7 @@ inline constexpr uint32_t kLayersMax = 1024;
 inline constexpr uint32_t kHeadsMax = 1 << 16;
 inline constexpr int64_t kBufferBytes = 1 << 20;
 
-constexpr int64_t padded(int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
+constexpr int64_t padded(int64_t bytes) { return round_up(bytes, kAlignment); }
 
 inline uint64_t preamble_hash(const Preamble& preamble) {
   return XXH3_64bits(&preamble, offsetof(Preamble, hash));

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/math.h"
 #include "base/prng.h"
 #include "kernels/half.h"
 
@@ -14,6 +15,15 @@ TEST(Check, PrintsBothValuesAndAborts) {
   const int pages = 3;
   EXPECT_DEATH(CHECK_EQ(pages, 4), "pages == 4 \\(3 vs 4\\)");
   CHECK_EQ(pages, 3);
+}
+
+TEST(Math, RoundsUp) {
+  EXPECT_EQ(ceil_div(0, 16), 0);
+  EXPECT_EQ(ceil_div(1, 16), 1);
+  EXPECT_EQ(ceil_div(16, 16), 1);
+  EXPECT_EQ(ceil_div(17, 16), 2);
+  EXPECT_EQ(round_up(int64_t{1} << 40 | 1, 64), (int64_t{1} << 40) + 64);
+  static_assert(round_up(size_t{64}, 64) == 64);
 }
 
 TEST(Prng, SameSeedSameNumbersAndBoundsHold) {

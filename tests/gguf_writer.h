@@ -16,6 +16,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/math.h"
 #include "kernels/weight_types.h"
 
 namespace pagezip {
@@ -72,7 +73,7 @@ class GgufWriter {
   }
   GgufWriter& add_raw_tensor(std::string_view name, uint32_t ggml_id,
                              const std::vector<int64_t>& shape, std::span<const std::byte> data) {
-    data_.resize((data_.size() + alignment_ - 1) / alignment_ * alignment_);
+    data_.resize(round_up(data_.size(), alignment_));
     return add_tensor_at(name, ggml_id, shape, data_.size(), data);
   }
   /// Like add_raw_tensor, but the file says that the data lies at `offset`.
@@ -103,7 +104,7 @@ class GgufWriter {
     append(file, key_count_);
     append(file, metadata_);
     append(file, directory_);
-    file.resize((file.size() + alignment_ - 1) / alignment_ * alignment_);
+    file.resize(round_up(file.size(), alignment_));
     append(file, data_);
     return file;
   }

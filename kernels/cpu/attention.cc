@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/math.h"
 #include "kernels/cpu/kv_pages.h"
 #include "kernels/cpu/simd.h"
 
@@ -28,8 +29,6 @@ constexpr int64_t kStep = kWidenedPairs;
 // Up to this many query rows (decode) read 16-bit pages directly: widening them first costs more
 // than widening them again for every six rows. The bits are the same.
 constexpr int64_t kDirectRows = 12;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Tile {
   const AttentionSpan* span;
@@ -161,7 +160,7 @@ void multiply_keys(const AttendArgs& args, const Tile& tile, UnitRef ref, Range 
     }
     widen_keys(args.page, segment, tile.span->layer, tile.head, step, hull.low, hull.high,
                scratch.kv);
-    const int64_t columns = ceil_div(std::min(kStep, hull.high - step), 16) * 16;
+    const int64_t columns = round_up(std::min(kStep, hull.high - step), 16);
     simd_ops().gemm(scratch.q, args.page.head_dim, scratch.kv, kStep, x, kUnitPairs,
                     tile.query_rows, args.page.head_dim, columns, false);
   }
@@ -369,7 +368,7 @@ void attend(const AttendArgs& args, ThreadPool& pool) {
     }
   }
   const auto count = static_cast<int64_t>(tiles.size());
-  if (args.score == nullptr && pool.threads() > 1 && count < 4 * pool.threads()) {
+  if (args.score == nullptr && pool.threads() > 1 && count < int64_t{4} * pool.threads()) {
     attend_split(args, tiles, pool);
     return;
   }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/math.h"
 #include "kernels/cpu/dense_select.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/simd.h"
@@ -16,16 +17,18 @@ namespace {
 constexpr int64_t kPanel = 16;       // outputs of a quantised panel
 constexpr int64_t kFloatPanel = 64;  // outputs of a float panel
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-bool uses_q8(const Weight& weight, ActivationType activations) {
-  return activations == ActivationType::kQ8 && info(weight.type).block_values > 1;
+// The form of a weight's quantised panels; nothing where it has float panels.
+std::optional<PanelFormat> quantised_format(const Weight& weight, ActivationType activations) {
+  return activations == ActivationType::kQ8 ? panel_format(weight.type) : std::nullopt;
 }
 
-DenseIsa chosen_isa = best_dense_isa();
+DenseIsa& chosen_isa() {
+  static DenseIsa isa = best_dense_isa();
+  return isa;
+}
 
 PanelFunction panel_function(const PanelFormat& format) {
-  switch (chosen_isa) {
+  switch (chosen_isa()) {
     case DenseIsa::kAvx512Vnni:
       return panel_function_avx512(format);
     case DenseIsa::kAvx2:
@@ -38,7 +41,7 @@ PanelFunction panel_function(const PanelFormat& format) {
 
 // ---- packing ----
 
-void store_f16(std::byte* p, int lane, float value) {
+void store_f16(std::byte* p, int64_t lane, float value) {
   const uint16_t half = float_to_f16(value);
   std::memcpy(p + 2 * lane, &half, 2);
 }
@@ -74,11 +77,10 @@ void pack_chunk(const PanelFormat& format, const UnpackedBlock& block, int lane,
     chunk += 32;
   }
   const int scales = 32 / format.sub;
-  for (int b = 0; b < block.values / 32; ++b) {
+  for (int64_t b = 0; b < block.values / 32; ++b) {
     store_quants(format, block.quant + 32 * b, lane, chunk);
     if (format.has_sub_scales) {
-      std::byte* sub_scales =
-          chunk + format.block_bytes() - 16 * scales * (format.has_minimum ? 2 : 1);
+      std::byte* sub_scales = chunk + format.block_bytes() - format.sub_scale_bytes();
       for (int s = 0; s < scales; ++s) {
         sub_scales[16 * s + lane] = static_cast<std::byte>(block.scale_int[b * scales + s]);
         if (format.has_minimum) {
@@ -98,7 +100,7 @@ void pack_quantised(Weight& weight, const PanelFormat& format, ThreadPool& pool)
   const int64_t source_row = row_bytes(weight.type, weight.cols);
   weight.packed = AlignedBytes(static_cast<size_t>(panels * panel_bytes));
   pool.parallel_for(panels, [&](int64_t panel, int) {
-    UnpackedBlock block;
+    UnpackedBlock block{};
     for (int lane = 0; lane < kPanel && panel * kPanel + lane < weight.rows; ++lane) {
       const std::byte* source = weight.source + (panel * kPanel + lane) * source_row;
       for (int64_t c = 0; c < chunks; ++c) {
@@ -199,9 +201,9 @@ void fill_scaled_sums(const PanelFormat& format, const float* scales, const int3
 }
 
 // Panels [work.first / 16, + panels) against all rows.
-void multiply_quantised(const Work& work, const Activations& x, int thread, ThreadPool& pool) {
+void multiply_quantised(const Work& work, const PanelFormat& format, const Activations& x,
+                        int thread, ThreadPool& pool) {
   const Weight& weight = *work.target->weight;
-  const PanelFormat format = *panel_format(weight.type);
   const PanelFunction function = panel_function(format);
   const int64_t chunks = weight.cols / format.chunk_columns();
   const int64_t groups = x.blocks * 32 / format.sub;
@@ -244,7 +246,11 @@ void multiply_quantised(const Work& work, const Activations& x, int thread, Thre
 
 int PanelFormat::block_bytes() const {
   const int quants = bits == 8 ? 512 : bits == 6 ? 384 : bits == 5 ? 320 : 256;
-  return quants + (has_sub_scales ? 16 * (32 / sub) * (has_minimum ? 2 : 1) : 0);
+  return quants + sub_scale_bytes();
+}
+
+int PanelFormat::sub_scale_bytes() const {
+  return has_sub_scales ? 16 * (32 / sub) * (has_minimum ? 2 : 1) : 0;
 }
 
 int PanelFormat::chunk_bytes() const {
@@ -291,12 +297,12 @@ DenseIsa best_dense_isa() {
   return DenseIsa::kPortable;
 }
 
-void set_dense_isa(DenseIsa isa) { chosen_isa = isa; }
-DenseIsa dense_isa() { return chosen_isa; }
+void set_dense_isa(DenseIsa isa) { chosen_isa() = isa; }
+DenseIsa dense_isa() { return chosen_isa(); }
 
 void pack(Weight& weight, ActivationType activations, ThreadPool& pool) {
-  if (uses_q8(weight, activations)) {
-    pack_quantised(weight, *panel_format(weight.type), pool);
+  if (const auto format = quantised_format(weight, activations)) {
+    pack_quantised(weight, *format, pool);
   } else {
     pack_float(weight, pool);
   }
@@ -334,7 +340,7 @@ void matmul(const Activations& x, ActivationType activations, std::span<const Ma
     outputs += target.weight->rows;
   }
   const int64_t per_item =
-      ceil_div(std::max<int64_t>(outputs / (8 * pool.threads()), 1), kFloatPanel) * kFloatPanel;
+      round_up(std::max<int64_t>(outputs / (int64_t{8} * pool.threads()), 1), kFloatPanel);
   std::array<int64_t, kMatmulTargetsMax> ends{};
   CHECK_LE(targets.size(), ends.size());
   int64_t items = 0;
@@ -348,8 +354,8 @@ void matmul(const Activations& x, ActivationType activations, std::span<const Ma
     const MatmulTarget& target = targets[t];
     const int64_t first = (item - (t == 0 ? 0 : ends[t - 1])) * per_item;
     const Work work{&target, first, std::min(per_item, target.weight->rows - first)};
-    if (uses_q8(*target.weight, activations)) {
-      multiply_quantised(work, x, thread, pool);
+    if (const auto format = quantised_format(*target.weight, activations)) {
+      multiply_quantised(work, *format, x, thread, pool);
     } else {
       multiply_float(work, x, thread, pool);
     }

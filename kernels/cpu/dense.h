@@ -33,7 +33,8 @@ struct PanelFormat {
   bool has_minimum;
   bool has_sub_scales;  // K types
   int chunk_columns() const { return has_sub_scales ? 256 : 32; }
-  int block_bytes() const;
+  int block_bytes() const;      // of 32 columns
+  int sub_scale_bytes() const;  // of these, at their end
   int chunk_bytes() const;
 };
 

@@ -43,7 +43,7 @@ inline __m256i sixteen_where(uint32_t mask) {
 
 // Half `side` (outputs 0-7 or 8-15) of vector v of a block.
 template <int kBits>
-inline __m256i unpack(const std::byte* p, int v, int side) {
+inline __m256i unpack(const std::byte* p, int64_t v, int64_t side) {
   if constexpr (kBits == 8) {
     return _mm256_xor_si256(load(p + 64 * v + 32 * side), _mm256_set1_epi8(-128));
   }
@@ -56,7 +56,7 @@ inline __m256i unpack(const std::byte* p, int v, int side) {
   }
   if constexpr (kBits == 6) {
     const __m256i high = load(p + 256 + 64 * (v / 4) + 32 * side);
-    const int field = 2 * (v % 4);
+    const int field = static_cast<int>(2 * (v % 4));
     const __m256i moved =
         field >= 4 ? _mm256_srli_epi16(high, field - 4) : _mm256_slli_epi16(high, 4 - field);
     w = _mm256_or_si256(w, _mm256_and_si256(moved, _mm256_set1_epi8(0x30)));
@@ -76,13 +76,13 @@ inline __m256i dot(__m256i sum, __m256i w, const int8_t* a) {
 }
 
 template <int kBits, int kSub, bool kMinimum, bool kSubScales, int kRows>
-void panel_side(const PanelArgs& args, int64_t first, int side) {
+void panel_side(const PanelArgs& args, int64_t first, int64_t side) {
   const int8_t* q8 = args.q8 + first * 32;
   const float* scales = args.scales + first;
   const int32_t* offset_sums = args.offset_sums + first;
   const float* scaled_sums = args.scaled_sums + first;
   float* out = args.out + first * args.out_stride + 8 * side;
-  constexpr int kScales = 32 / kSub;
+  constexpr int64_t kScales = 32 / kSub;
   constexpr int kQuantBytes = kBits == 8 ? 512 : kBits == 6 ? 384 : kBits == 5 ? 320 : 256;
   __m256 sums[kRows];
 #pragma GCC unroll 4
@@ -96,17 +96,17 @@ void panel_side(const PanelArgs& args, int64_t first, int side) {
     p += kMinimum ? 64 : 32;
     for (int in_chunk = 0; in_chunk < (kSubScales ? 8 : 1); ++in_chunk) {
       const std::byte* sub_scales = p + kQuantBytes + 8 * side;
-      for (int s = 0; s < kScales; ++s) {
+      for (int64_t s = 0; s < kScales; ++s) {
         __m256i dots[kRows];
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           // 8-bit quants are made signed above, so nothing is to be subtracted.
           dots[r] = _mm256_set1_epi32(kMinimum || kBits == 8 ? 0 : offset_sums[s * args.tile + r]);
         }
-        for (int v = s * 8 / kScales; v < (s + 1) * 8 / kScales; ++v) {
+        for (int64_t v = s * 8 / kScales; v < (s + 1) * 8 / kScales; ++v) {
           const __m256i w = unpack<kBits>(p, v, side);
 #pragma GCC unroll 4
-          for (int r = 0; r < kRows; ++r) {
+          for (int64_t r = 0; r < kRows; ++r) {
             dots[r] = dot<kBits>(dots[r], w, q8 + r * 32 + 4 * v);
           }
         }
@@ -142,7 +142,7 @@ void panel_side(const PanelArgs& args, int64_t first, int side) {
 template <int kBits, int kSub, bool kMinimum, bool kSubScales>
 void panel(const PanelArgs& args, int64_t rows) {
   split_rows<4>(0, rows, [&](int64_t first, auto count) {
-    for (int side = 0; side < 2; ++side) {
+    for (int64_t side = 0; side < 2; ++side) {
       panel_side<kBits, kSub, kMinimum, kSubScales, decltype(count)::value>(args, first, side);
     }
   });

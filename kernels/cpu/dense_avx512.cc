@@ -38,13 +38,13 @@ inline __m512 load_uint8(const std::byte* p) {
 template <int kBits>
 inline int unpack(const std::byte* p, __m512i (&w)[8]) {
   if constexpr (kBits == 8) {
-    for (int v = 0; v < 8; ++v) {
+    for (int64_t v = 0; v < 8; ++v) {
       w[v] = _mm512_loadu_si512(p + 64 * v);
     }
     return 512;
   } else {
     const __m512i nibble = _mm512_set1_epi8(15);
-    for (int v = 0; v < 4; ++v) {
+    for (int64_t v = 0; v < 4; ++v) {
       const __m512i both = _mm512_loadu_si512(p + 64 * v);
       w[v] = _mm512_and_si512(both, nibble);
       w[v + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
@@ -52,7 +52,7 @@ inline int unpack(const std::byte* p, __m512i (&w)[8]) {
     if constexpr (kBits == 5) {
       const auto* masks = reinterpret_cast<const __mmask64*>(p + 256);
       const __m512i sixteen = _mm512_set1_epi8(16);
-      for (int v = 0; v < 8; ++v) {
+      for (int64_t v = 0; v < 8; ++v) {
         w[v] = _mm512_mask_add_epi8(w[v], masks[v], w[v], sixteen);
       }
       return 320;
@@ -60,9 +60,9 @@ inline int unpack(const std::byte* p, __m512i (&w)[8]) {
     if constexpr (kBits == 6) {
       const __m512i two_bits = _mm512_set1_epi8(0x30);
       const __m512i high[2] = {_mm512_loadu_si512(p + 256), _mm512_loadu_si512(p + 320)};
-      for (int v = 0; v < 8; ++v) {
+      for (int64_t v = 0; v < 8; ++v) {
         // Field v % 4 of each byte, moved to bits 4 and 5.
-        const int field = 2 * (v % 4);
+        const int field = static_cast<int>(2 * (v % 4));
         const __m512i moved = field >= 4 ? _mm512_srli_epi16(high[v / 4], field - 4)
                                          : _mm512_slli_epi16(high[v / 4], 4 - field);
         w[v] = _mm512_or_si512(w[v], _mm512_and_si512(moved, two_bits));
@@ -86,7 +86,7 @@ inline __m512i dot4(__m512i sum, __m512i w, const int8_t* a) {
 
 template <int kVectors>
 inline __m512i dot(__m512i sum, const __m512i* w, const int8_t* a) {
-  for (int v = 0; v < kVectors; ++v) {
+  for (int64_t v = 0; v < kVectors; ++v) {
     sum = dot4(sum, w[v], a + 4 * v);
   }
   return sum;
@@ -99,7 +99,7 @@ void panel_rows(const PanelArgs& args, int64_t first) {
   const int32_t* offset_sums = args.offset_sums + first;
   const float* scaled_sums = args.scaled_sums + first;
   float* out = args.out + first * args.out_stride;
-  constexpr int kScales = 32 / kSub;
+  constexpr int64_t kScales = 32 / kSub;
   __m512 sums[kRows];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -119,7 +119,7 @@ void panel_rows(const PanelArgs& args, int64_t first) {
       p += unpack<kBits>(p, w);
       __m512 scale[kScales];
       __m512 minimum[kScales];
-      for (int s = 0; s < kScales; ++s) {
+      for (int64_t s = 0; s < kScales; ++s) {
         scale[s] = kSubScales ? _mm512_mul_ps(d, load_int8(p + 16 * s)) : d;
         if constexpr (kMinimum) {
           minimum[s] = kSubScales ? _mm512_mul_ps(dmin, load_uint8(p + 16 * (kScales + s))) : dmin;
@@ -127,10 +127,10 @@ void panel_rows(const PanelArgs& args, int64_t first) {
       }
       p += kSubScales ? 16 * kScales * (kMinimum ? 2 : 1) : 0;
 #pragma GCC unroll 16  // else g++ keeps the sums in memory
-      for (int r = 0; r < kRows; ++r) {
+      for (int64_t r = 0; r < kRows; ++r) {
         const int8_t* a = q8 + r * 32;
         const __m512 activation = _mm512_set1_ps(scales[r]);
-        for (int s = 0; s < kScales; ++s) {
+        for (int64_t s = 0; s < kScales; ++s) {
           const int64_t group = s * args.tile + r;
           __m512i dots = _mm512_setzero_si512();
           if constexpr (!kMinimum) {

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kPanel = 16;
 
-float load_f16(const std::byte* p, int lane) {
+float load_f16(const std::byte* p, int64_t lane) {
   uint16_t half;
   std::memcpy(&half, p + 2 * lane, 2);
   return f16_to_float(half);

@@ -54,7 +54,7 @@ void widen_values(const PageLayout& page, const Segment& segment, int layer, int
 void store_kv(const StoreKvArgs& args, ThreadPool& pool) {
   const int64_t d = args.page.head_dim;
   const int64_t tokens = args.page.page_tokens;
-  for_rows(args.k.rows, 2 * args.kv_heads * d, pool, [&](int64_t r, int thread) {
+  for_rows(args.k.rows, int64_t{2} * args.kv_heads * d, pool, [&](int64_t r, int thread) {
     const int64_t pair = args.first_pair + r;
     const int64_t slot = pair % tokens;
     auto* narrowed = pool.scratch(thread, static_cast<size_t>(d) * sizeof(float));

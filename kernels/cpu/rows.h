@@ -1,6 +1,7 @@
 // Spreads row-wise work over threads where there is enough of it to pay for the wake-up.
 #pragma once
 
+#include "base/math.h"
 #include "kernels/thread_pool.h"
 
 namespace pagezip::cpu {
@@ -16,7 +17,7 @@ void for_rows(int64_t rows, int64_t cols, ThreadPool& pool, const Body& body) {
     return;
   }
   constexpr int64_t kRowsPerItem = 8;
-  pool.parallel_for((rows + kRowsPerItem - 1) / kRowsPerItem, [&](int64_t item, int thread) {
+  pool.parallel_for(ceil_div(rows, kRowsPerItem), [&](int64_t item, int thread) {
     for (int64_t r = item * kRowsPerItem; r < rows && r < (item + 1) * kRowsPerItem; ++r) {
       body(r, thread);
     }

@@ -69,6 +69,8 @@ std::vector<float> small_layer(const Kernels& kernels, RopeStyle style, GateFunc
   constexpr int kHeads = 4;
   constexpr int kKvHeads = 2;
   constexpr int kHeadDim = 32;
+  constexpr int64_t kWidth = int64_t{kHeads} * kHeadDim;
+  constexpr int64_t kKvWidth = int64_t{kKvHeads} * kHeadDim;
   constexpr int64_t kRows = 37;  // three pages, the last partly filled; an odd number of tile rows
   ThreadPool pool(1);
   Prng prng(2);
@@ -79,13 +81,13 @@ std::vector<float> small_layer(const Kernels& kernels, RopeStyle style, GateFunc
     }
     return values;
   };
-  std::vector<float> q = random(kRows * kHeads * kHeadDim);
-  std::vector<float> k = random(kRows * kKvHeads * kHeadDim);
-  const std::vector<float> v = random(kRows * kKvHeads * kHeadDim);
+  std::vector<float> q = random(kRows * kWidth);
+  std::vector<float> k = random(kRows * kKvWidth);
+  const std::vector<float> v = random(kRows * kKvWidth);
   const std::vector<float> cos = random(kRows * kHeadDim / 2);
   const std::vector<float> sin = random(kRows * kHeadDim / 2);
-  const MatrixView<float> q_view(q.data(), kRows, kHeads * kHeadDim);
-  const MatrixView<float> k_view(k.data(), kRows, kKvHeads * kHeadDim);
+  const MatrixView<float> q_view(q.data(), kRows, kWidth);
+  const MatrixView<float> k_view(k.data(), kRows, kKvWidth);
   kernels.rms_norm(q_view, cos.data(), 1e-5f, q_view, pool);
   kernels.rope(q_view, kHeadDim, style, {cos.data(), kRows, kHeadDim / 2},
                {sin.data(), kRows, kHeadDim / 2}, pool);
@@ -94,7 +96,7 @@ std::vector<float> small_layer(const Kernels& kernels, RopeStyle style, GateFunc
   page.k_type = KvType::kF16;
   page.v_type = KvType::kBF16;
   page.head_dim = kHeadDim;
-  const AlignedBytes memory(static_cast<size_t>(3 * kKvHeads * page.page_bytes()));
+  const AlignedBytes memory(static_cast<size_t>(int64_t{3} * kKvHeads * page.page_bytes()));
   const uint32_t ids[] = {2, 0, 1};
   Segment segment;
   segment.base = memory.data();
@@ -105,15 +107,14 @@ std::vector<float> small_layer(const Kernels& kernels, RopeStyle style, GateFunc
   segment.heads = kKvHeads;
   KvView view;
   view.push(segment);
-  kernels.store_kv({page, kKvHeads, k_view, {v.data(), kRows, kKvHeads * kHeadDim}, &segment, 0, 0},
-                   pool);
+  kernels.store_kv({page, kKvHeads, k_view, {v.data(), kRows, kKvWidth}, &segment, 0, 0}, pool);
 
   std::vector<float> out(q.size());
   std::vector<float> lse(kRows * kHeads);
   std::vector<float> best(kKvHeads * kRows, -100.0f);
   const AttentionSpan span{0, kRows, 0, &view, 0, 0};
   const ScoreRange range{0, 0, kRows, {lse.data(), kRows, kHeads}};
-  const MatrixView<float> out_view(out.data(), kRows, kHeads * kHeadDim);
+  const MatrixView<float> out_view(out.data(), kRows, kWidth);
   kernels.attend({page, kHeads, kKvHeads, 0.2f, q_view, out_view, {&span, 1}, &range}, pool);
   kernels.score({page,
                  kHeads,

@@ -4,6 +4,7 @@
 #include <numbers>
 #include <vector>
 
+#include "base/math.h"
 #include "kernels/reference/operations.h"
 
 namespace pagezip::reference {
@@ -109,7 +110,7 @@ void prepare(MatrixView<const float> x, ActivationType activations, Activations&
   out.values = x;
   out.blocks = 0;
   if (activations == ActivationType::kQ8) {
-    out.blocks = (x.cols + kActivationBlock - 1) / kActivationBlock;
+    out.blocks = ceil_div(x.cols, kActivationBlock);
   }
   const auto blocks = static_cast<size_t>(x.rows * out.blocks);
   out.q8.resize(blocks * kActivationBlock);
