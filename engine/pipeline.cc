@@ -140,9 +140,9 @@ ScoreSet Pipeline::score(const std::shared_ptr<const Document>& full,
                 "the model has only sliding-window layers: there is nothing to compress");
   }
   const auto tokens = static_cast<int64_t>(context.size());
-  ScoreSlot slot(transformer_, prompts.rows_max(tokens, options_.chunk_tokens));
-  ScoreJob job(transformer_, slot, full, context, prompts, options_.chunk_tokens,
-               options_.score_function);
+  ScoreSlot slot(transformer_, options_.score_function,
+                 prompts.rows_max(tokens, options_.chunk_tokens));
+  ScoreJob job(transformer_, slot, full, context, prompts, options_.chunk_tokens);
   while (job.step()) {
     report(progress, Stage::kScore, job.tokens_done(), tokens);
   }

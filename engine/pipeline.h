@@ -130,8 +130,6 @@ class Question {
   int64_t tokens_max_;
 };
 
-enum class FinishReason : uint8_t { kEnd, kLength, kStopString };
-
 struct Answer {
   std::string text;             // without stop string and end token
   std::vector<TokenId> tokens;  // without the end token

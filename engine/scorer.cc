@@ -17,7 +17,33 @@ int64_t RepeatPrompts::rows_max(int64_t tokens, int64_t chunk) const {
   return prompt + static_cast<int64_t>(postfix.size()) + std::min(tokens, chunk);
 }
 
-ScoreSlot::ScoreSlot(const Transformer& transformer, int64_t rows_max) : rows_max_(rows_max) {
+std::vector<ScoreChunk> make_score_chunks(std::span<const TokenId> context,
+                                          const RepeatPrompts& prompts, int64_t chunk_tokens) {
+  const auto tokens = static_cast<int64_t>(context.size());
+  std::vector<ScoreChunk> chunks;
+  for (int64_t begin = 0; begin < tokens; begin += chunk_tokens) {
+    ScoreChunk& chunk = chunks.emplace_back();
+    chunk.begin = begin;
+    chunk.end = std::min(begin + chunk_tokens, tokens);
+    chunk.tokens = begin == 0 ? prompts.first : prompts.next;
+    const auto append = [&](auto first, auto last) {
+      chunk.tokens.insert(chunk.tokens.end(), first, last);
+    };
+    if (begin > 0) {
+      const int64_t overlap = std::min<int64_t>(RepeatPrompts::kOverlap, chunk_tokens);
+      append(context.begin() + begin - overlap, context.begin() + begin);
+    }
+    append(prompts.postfix.begin(), prompts.postfix.end());
+    append(context.begin() + begin, context.begin() + chunk.end);
+  }
+  return chunks;
+}
+
+ScoreSlot::ScoreSlot(Transformer& transformer, ScoreFunction function, int64_t rows_max)
+    : transformer_(transformer),
+      function_(function),
+      rows_max_(rows_max),
+      last_layer_(transformer.model().kv_groups().front().layers.back()) {
   const ModelConfig& c = transformer.model().config();
   const PageLayout& page = transformer.page();
   const int64_t blocks = ceil_div(rows_max, page.page_tokens);
@@ -38,22 +64,61 @@ int64_t ScoreSlot::bytes() const {
                               hidden_.size() * sizeof(float));
 }
 
+void ScoreSlot::start_chunk(const Document& full, const ScoreChunk& chunk) {
+  const ModelConfig& c = transformer_.model().config();
+  const auto rows = static_cast<int64_t>(chunk.tokens.size());
+  CHECK(!full.compressed());
+  CHECK_LE(rows, rows_max_);
+  segment_.first_position = full.logical_length();
+  segment_.uniform_length = rows;
+  rope_.clear();
+  rope_.append(c, full.logical_length(), rows);
+  transformer_.embed(chunk.tokens, {hidden_.data(), rows, c.hidden});
+}
+
+void ScoreSlot::run_tile(const Document& full, const ScoreChunk& chunk, int layer,
+                         int64_t first_row, int64_t rows, ScoreSet& scores) {
+  if (layer == 0 && first_row == 0) {
+    start_chunk(full, chunk);
+  }
+  CHECK_LE(first_row + rows, segment_.uniform_length);
+  CHECK_LE(rows, transformer_.rows_max());
+  const ModelConfig& c = transformer_.model().config();
+  const LayerPlace place = transformer_.model().place(layer);
+  const bool global = c.is_global[static_cast<size_t>(layer)];
+  KvView view = full.view(place.group);
+  // The slot holds one layer, whatever its number: its layer stride is 0.
+  view.push(segment_);
+  const AttentionSpan span{0,     rows,        full.logical_length() + first_row,
+                           &view, place.layer, global ? 0 : c.window};
+  LayerScoring scoring;
+  scoring.range.prefix_end = full.prefix_length();
+  scoring.range.chunk_begin = full.prefix_length() + chunk.begin;
+  scoring.range.chunk_end = full.prefix_length() + chunk.end;
+  scoring.subtract_lse = function_ == ScoreFunction::kProbability;
+  scoring.stop_after_scores = layer == last_layer_;
+  if (global) {
+    float* layer_scores =
+        scores.scores.data() + int64_t{place.layer} * scores.heads * scores.tokens;
+    scoring.best = {layer_scores + chunk.begin, scores.heads, chunk.end - chunk.begin,
+                    scores.tokens};
+  }
+  const MatrixView<float> hidden(hidden_.data() + first_row * c.hidden, rows, c.hidden);
+  transformer_.layer(layer, hidden, {&span, 1}, rope_, first_row, global ? &scoring : nullptr);
+}
+
 ScoreJob::ScoreJob(Transformer& transformer, ScoreSlot& slot, std::shared_ptr<const Document> full,
                    std::span<const TokenId> context, const RepeatPrompts& prompts,
-                   int64_t chunk_tokens, ScoreFunction function)
+                   int64_t chunk_tokens)
     : transformer_(transformer),
       slot_(slot),
       full_(std::move(full)),
-      context_(context),
-      prompts_(prompts),
-      chunk_tokens_(chunk_tokens),
-      function_(function) {
+      chunks_(make_score_chunks(context, prompts, chunk_tokens)) {
   const ModelConfig& c = transformer.model().config();
   const auto tokens = static_cast<int64_t>(context.size());
   CHECK(!full_->compressed());
   CHECK_GT(full_->global_layers(), 0);
   CHECK_EQ(full_->logical_length(), full_->prefix_length() + tokens);
-  CHECK_LE(prompts.rows_max(tokens, chunk_tokens), slot.rows_max());
   CHECK_LE(full_->logical_length() + prompts.rows_max(tokens, chunk_tokens), c.context_max);
   scores_.layers = full_->global_layers();
   scores_.heads = c.kv_heads;
@@ -63,11 +128,9 @@ ScoreJob::ScoreJob(Transformer& transformer, ScoreSlot& slot, std::shared_ptr<co
   last_layer_ = transformer.model().kv_groups().front().layers.back();
 }
 
-int64_t ScoreJob::chunks() const { return ceil_div(scores_.tokens, chunk_tokens_); }
-
 void ScoreJob::run_chunk(int64_t chunk) {
   CHECK_LT(chunk_, 0);
-  start_chunk(chunk);
+  chunk_ = chunk;
   while (!run_tile()) {
   }
 }
@@ -77,73 +140,28 @@ bool ScoreJob::step() {
     if (next_chunk_ == chunks()) {
       return false;
     }
-    start_chunk(next_chunk_++);
+    chunk_ = next_chunk_++;
   }
   run_tile();
   return true;
 }
 
-void ScoreJob::start_chunk(int64_t chunk) {
-  const int64_t begin = chunk * chunk_tokens_;
-  const int64_t end = std::min(begin + chunk_tokens_, scores_.tokens);
-  std::vector<TokenId> ids = chunk == 0 ? prompts_.first : prompts_.next;
-  if (chunk > 0) {
-    const int64_t overlap = std::min<int64_t>(RepeatPrompts::kOverlap, chunk_tokens_);
-    ids.insert(ids.end(), context_.begin() + begin - overlap, context_.begin() + begin);
-  }
-  ids.insert(ids.end(), prompts_.postfix.begin(), prompts_.postfix.end());
-  ids.insert(ids.end(), context_.begin() + begin, context_.begin() + end);
-
-  const ModelConfig& c = transformer_.model().config();
-  chunk_ = chunk;
-  rows_ = static_cast<int64_t>(ids.size());
-  layer_ = 0;
-  row_ = 0;
-  slot_.segment_.first_position = full_->logical_length();
-  slot_.segment_.uniform_length = rows_;
-  rope_.clear();
-  rope_.append(c, full_->logical_length(), rows_);
-  transformer_.embed(ids, {slot_.hidden_.data(), rows_, c.hidden});
-}
-
 bool ScoreJob::run_tile() {
-  const ModelConfig& c = transformer_.model().config();
-  const LayerPlace place = transformer_.model().place(layer_);
-  const bool global = c.is_global[static_cast<size_t>(layer_)];
-  const int64_t rows = std::min({kTileRows, transformer_.rows_max(), rows_ - row_});
-  KvView view = full_->view(place.group);
-  // The slot holds one layer, whatever its number: its layer stride is 0.
-  view.push(slot_.segment_);
-  const AttentionSpan span{0,     rows,        full_->logical_length() + row_,
-                           &view, place.layer, global ? 0 : c.window};
-  const MatrixView<float> hidden(slot_.hidden_.data() + row_ * c.hidden, rows, c.hidden);
-
-  const int64_t begin = chunk_ * chunk_tokens_;
-  const int64_t end = std::min(begin + chunk_tokens_, scores_.tokens);
-  const int64_t prefix = full_->prefix_length();
-  LayerScoring scoring;
-  scoring.range.prefix_end = prefix;
-  scoring.range.chunk_begin = prefix + begin;
-  scoring.range.chunk_end = prefix + end;
-  scoring.subtract_lse = function_ == ScoreFunction::kProbability;
-  scoring.stop_after_scores = layer_ == last_layer_;
-  if (global) {
-    scoring.best = {
-        scores_.scores.data() + int64_t{place.layer} * scores_.heads * scores_.tokens + begin,
-        scores_.heads, end - begin, scores_.tokens};
-  }
-  transformer_.layer(layer_, hidden, {&span, 1}, rope_, row_, global ? &scoring : nullptr);
-
+  const ScoreChunk& chunk = chunks_[static_cast<size_t>(chunk_)];
+  const auto total = static_cast<int64_t>(chunk.tokens.size());
+  const int64_t rows = std::min({kTileRows, transformer_.rows_max(), total - row_});
+  slot_.run_tile(*full_, chunk, layer_, row_, rows, scores_);
   row_ += rows;
-  if (row_ < rows_) {
+  if (row_ < total) {
     return false;
   }
   row_ = 0;
-  tokens_done_ +=
-      (end - begin) * (layer_ + 1) / (last_layer_ + 1) - (end - begin) * layer_ / (last_layer_ + 1);
+  const int64_t tokens = chunk.end - chunk.begin;
+  tokens_done_ += tokens * (layer_ + 1) / (last_layer_ + 1) - tokens * layer_ / (last_layer_ + 1);
   if (layer_++ < last_layer_) {
     return false;
   }
+  layer_ = 0;
   chunk_ = -1;
   return true;
 }

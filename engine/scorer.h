@@ -21,6 +21,7 @@
 #include "engine/transformer.h"
 #include "paging/document.h"
 #include "paging/selection.h"
+#include "scheduler/request.h"
 
 namespace pagezip {
 
@@ -41,20 +42,37 @@ enum class ScoreFunction : uint8_t {
   kLogit,        // the softmax-free variant: the largest scaled q·k
 };
 
-/// Memory of one scoring job: allocated once, reused by any number of jobs.
+/// The chunks of a document's own tokens, each with its repeat prompt.
+std::vector<ScoreChunk> make_score_chunks(std::span<const TokenId> context,
+                                          const RepeatPrompts& prompts, int64_t chunk_tokens);
+
+/// Memory of one chunk being scored, and the work on it: allocated once, reused by any number of
+/// chunks, one after the other. Engine thread only.
 class ScoreSlot {
  public:
-  ScoreSlot(const Transformer& transformer, int64_t rows_max);
+  ScoreSlot(Transformer& transformer, ScoreFunction function, int64_t rows_max);
   int64_t rows_max() const { return rows_max_; }
   int64_t bytes() const;
 
+  /// Runs rows [first_row, first_row + rows) of one layer of a chunk's repeat prompt, and raises
+  /// `scores` where they give more. Row 0 of layer 0 starts a chunk; then come its other rows, and
+  /// layer by layer the same up to the last global one. REQUIRES: this order; `full` is not
+  /// compressed; the prompt has at most rows_max() rows.
+  void run_tile(const Document& full, const ScoreChunk& chunk, int layer, int64_t first_row,
+                int64_t rows, ScoreSet& scores);
+
  private:
-  friend class ScoreJob;
+  void start_chunk(const Document& full, const ScoreChunk& chunk);
+
+  Transformer& transformer_;
+  ScoreFunction function_;
   int64_t rows_max_;
+  int last_layer_;             // the last global one; nothing behind it matters
   AlignedBytes kv_;            // K/V of one layer, pages in order
   std::vector<uint32_t> ids_;  // 0, 1, 2, ...
   Segment segment_;
   std::vector<float> hidden_;  // [rows_max, hidden], the residual stream
+  RopeTables rope_;            // of the chunk's rows
 };
 
 /// One document being scored, tile by tile. Engine thread only.
@@ -65,12 +83,11 @@ class ScoreJob {
 
   /// `context`: the document's own tokens, behind its prefix. REQUIRES: `full` is not compressed
   /// and has a global group, the slot holds the longest repeat prompt, and all positions lie within
-  /// the model's limit. Borrows everything but `full`.
+  /// the model's limit. Borrows transformer and slot.
   ScoreJob(Transformer& transformer, ScoreSlot& slot, std::shared_ptr<const Document> full,
-           std::span<const TokenId> context, const RepeatPrompts& prompts, int64_t chunk_tokens,
-           ScoreFunction function);
+           std::span<const TokenId> context, const RepeatPrompts& prompts, int64_t chunk_tokens);
 
-  int64_t chunks() const;
+  int64_t chunks() const { return static_cast<int64_t>(chunks_.size()); }
   /// Scores one chunk from start to end; chunks may be done in any order.
   void run_chunk(int64_t chunk);
   /// One tile of one layer, chunks in order. False when nothing is left.
@@ -81,25 +98,19 @@ class ScoreJob {
   ScoreSet take() { return std::move(scores_); }
 
  private:
-  void start_chunk(int64_t chunk);
   // One tile of the current layer; true when it was the chunk's last.
   bool run_tile();
 
   Transformer& transformer_;
   ScoreSlot& slot_;
   std::shared_ptr<const Document> full_;
-  std::span<const TokenId> context_;
-  const RepeatPrompts& prompts_;
-  int64_t chunk_tokens_;
-  ScoreFunction function_;
+  std::vector<ScoreChunk> chunks_;
   ScoreSet scores_;
-  int last_layer_ = 0;  // the last global one; nothing behind it matters
-  RopeTables rope_;
+  int last_layer_ = 0;
 
   int64_t chunk_ = -1;  // in hand, or -1
   int64_t next_chunk_ = 0;
   int64_t tokens_done_ = 0;
-  int64_t rows_ = 0;  // of the chunk's repeat prompt
   int layer_ = 0;
   int64_t row_ = 0;  // the next tile's first
 };

@@ -96,15 +96,19 @@ void Transformer::forward(std::span<const RowSpan> spans, MatrixView<float> logi
     }
     layer(l, hidden, attention_spans, rope_, 0, nullptr);
   }
-  if (logits_out.data != nullptr) {
-    const auto count = static_cast<int64_t>(spans.size());
-    const MatrixView<float> last = rows_of(last_rows_, count, c.hidden);
-    for (int64_t i = 0; i < count; ++i) {
-      const AttentionSpan& span = attention_spans[static_cast<size_t>(i)];
+  if (logits_out.data == nullptr) {
+    return;
+  }
+  int64_t count = 0;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if (spans[i].logits) {
+      const AttentionSpan& span = attention_spans[i];
       const float* row = hidden.row(span.first_row + span.rows - 1);
-      std::copy(row, row + c.hidden, last.row(i));
+      std::copy(row, row + c.hidden, last_rows_.data() + count++ * c.hidden);
     }
-    logits(last, logits_out);
+  }
+  if (count > 0) {
+    logits(rows_of(last_rows_, count, c.hidden), logits_out);
   }
 }
 

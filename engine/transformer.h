@@ -23,6 +23,7 @@ struct RowSpan {
   /// [KV groups of the model]. The last segment of each has room for these rows (its length counts
   /// them already) and is written.
   std::span<const KvView> views;
+  bool logits = true;  // of the last token
 };
 
 /// cos and sin of a batch's positions, for global and for sliding layers: [rows, head_dim / 2].
@@ -62,7 +63,7 @@ class Transformer {
   ThreadPool& pool() const { return pool_; }
   int64_t rows_max() const { return rows_max_; }
 
-  /// Runs a batch. logits: [spans, vocab], of the last token of every span; data == null: none.
+  /// Runs a batch. logits: [spans that want them, vocab]; data == null: none for all.
   /// REQUIRES: every span has tokens, at most rows_max in all, all ids below the vocabulary.
   void forward(std::span<const RowSpan> spans, MatrixView<float> logits);
 

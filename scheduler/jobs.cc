@@ -133,7 +133,7 @@ double Scheduler::plan_tiles(StepPlan& plan, Job& job, double budget_us, bool mu
     const ScoreChunk& chunk = job.spec.chunks[job.chunk];
     const auto total = static_cast<int64_t>(chunk.tokens.size());
     const int64_t keys = job.full->logical_length() + job.row;
-    int64_t rows = std::min(kTileRows, total - job.row);
+    int64_t rows = std::min({kTileRows, config_.rows_max, total - job.row});
     const auto cost = [&] { return cost_.tile_us(rows, keys, chunk.end - chunk.begin); };
     while (rows > kTileRowsLeast && cost() > budget_us - used) {
       rows = std::max(rows / 2, kTileRowsLeast);

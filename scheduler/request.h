@@ -80,6 +80,7 @@ enum class FinishReason : uint8_t {
   kLength,      // output_max tokens
   kStopString,  // found by the engine
   kCancelled,
+  kFailed,  // no token could be sampled: the model gave logits that are not numbers
 };
 
 enum class JobStage : uint8_t { kQueued, kPrefill, kScore, kSelect, kCompact };

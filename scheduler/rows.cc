@@ -234,6 +234,10 @@ void Scheduler::fork(Choice& choice, const RowsWork& work, const StepResult& res
 
 void Scheduler::accept(Choice& choice, TokenId token, int64_t slot) {
   const RequestSpec& spec = choice.request->spec;
+  if (token < 0) {
+    finish(choice, FinishReason::kFailed);
+    return;
+  }
   if (!spec.ignore_end &&
       std::binary_search(config_.end_tokens.begin(), config_.end_tokens.end(), token)) {
     finish(choice, FinishReason::kEnd);

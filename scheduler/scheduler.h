@@ -65,7 +65,7 @@ class Scheduler {
             std::function<int64_t(int64_t blocks)> reclaim);
   ~Scheduler();
 
-  /// REQUIRES: a new id, larger than all before; spec as request.h says.
+  /// REQUIRES: a new id; spec as request.h says.
   Admission submit(RequestSpec spec, TimeUs now);
   Admission submit(DocumentSpec spec, TimeUs now);
   /// Ends a request (every choice of it) or a job, in whatever state; false if there is none.

@@ -111,7 +111,7 @@ struct StepResult {
   /// The device failed: nothing of the step counts, and its work will be planned again. Steps of
   /// the same epoch that come after it must fail too, because they build on it.
   bool failed = false;
-  std::vector<TokenId> tokens;                // [slots]
+  std::vector<TokenId> tokens;                // [slots]; negative: could not be sampled
   std::vector<float> logprobs;                // [slots], of the tokens; empty: nobody asked
   std::vector<std::vector<TopLogprob>> tops;  // [slots], likewise
   std::vector<Selection> selections;          // [selects]

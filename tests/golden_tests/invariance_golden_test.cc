@@ -49,9 +49,9 @@ Outcome run(const GoldenModel& golden, const Cut& cut) {
 
   Transformer transformer(model, cpu_kernels(), kQ8, page, cut.tile_rows, threads);
   const auto tokens = static_cast<int64_t>(text.context.size());
-  ScoreSlot slot(transformer, text.prompts.rows_max(tokens, options.chunk_tokens));
-  ScoreJob job(transformer, slot, full, text.context, text.prompts, options.chunk_tokens,
-               ScoreFunction::kProbability);
+  ScoreSlot slot(transformer, ScoreFunction::kProbability,
+                 text.prompts.rows_max(tokens, options.chunk_tokens));
+  ScoreJob job(transformer, slot, full, text.context, text.prompts, options.chunk_tokens);
   for (int64_t i = 0; i < job.chunks(); ++i) {
     job.run_chunk(cut.chunks_reversed ? job.chunks() - 1 - i : i);
   }

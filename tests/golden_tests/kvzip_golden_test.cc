@@ -128,9 +128,10 @@ void KvzipGolden::check_answers(const std::shared_ptr<const Document>& document,
 // The softmax-free variant.
 void KvzipGolden::check_logit_scores() {
   const auto tokens = static_cast<int64_t>(text_->context.size());
-  ScoreSlot slot(pipeline_->transformer(), text_->prompts.rows_max(tokens, options_.chunk_tokens));
+  ScoreSlot slot(pipeline_->transformer(), ScoreFunction::kLogit,
+                 text_->prompts.rows_max(tokens, options_.chunk_tokens));
   ScoreJob job(pipeline_->transformer(), slot, full_, text_->context, text_->prompts,
-               options_.chunk_tokens, ScoreFunction::kLogit);
+               options_.chunk_tokens);
   while (job.step()) {
   }
   check_scores(job.take().scores, "kvzip_logit.npy", true);

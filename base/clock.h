@@ -1,0 +1,26 @@
+// Time as an argument, so that simulations and tests decide what it is.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace pagezip {
+
+/// Microseconds since some fixed moment; never goes back.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual int64_t now_us() const = 0;
+};
+
+/// Any thread.
+class SteadyClock : public Clock {
+ public:
+  int64_t now_us() const override {
+    return std::chrono::duration_cast<std::chrono::microseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+};
+
+}  // namespace pagezip

@@ -1,0 +1,176 @@
+#include "engine/model_device.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/check.h"
+#include "base/error.h"
+
+namespace pagezip {
+namespace {
+
+constexpr size_t kRecentSteps = 4;
+
+// The best `count` tokens with their log-probabilities, best first; of equals the lowest id.
+std::vector<TopLogprob> best_logprobs(std::span<const float> logits, double log_sum, int count) {
+  std::vector<TopLogprob> all(logits.size());
+  for (size_t i = 0; i < logits.size(); ++i) {
+    all[i] = {static_cast<TokenId>(i), static_cast<float>(logits[i] - log_sum)};
+  }
+  const auto middle = all.begin() + std::min<int64_t>(count, static_cast<int64_t>(all.size()));
+  std::partial_sort(all.begin(), middle, all.end(), [](const TopLogprob& a, const TopLogprob& b) {
+    return a.logprob > b.logprob || (a.logprob == b.logprob && a.token < b.token);
+  });
+  all.erase(middle, all.end());
+  return all;
+}
+
+double log_sum_exp(std::span<const float> logits) {
+  const float most = *std::max_element(logits.begin(), logits.end());
+  const double sum = std::accumulate(logits.begin(), logits.end(), 0.0, [&](double s, float x) {
+    return s + std::exp(static_cast<double>(x) - static_cast<double>(most));
+  });
+  return static_cast<double>(most) + std::log(sum);
+}
+
+}  // namespace
+
+ModelDevice::ModelDevice(Transformer& transformer, BlockPool& pool, int64_t score_rows_max,
+                         const Clock& clock)
+    : transformer_(transformer),
+      pool_(pool),
+      clock_(clock),
+      slot_(transformer, ScoreFunction::kProbability, score_rows_max) {}
+
+void ModelDevice::begin(ChoiceKey key, const ChoiceSampling& sampling,
+                        std::span<const TokenId> history) {
+  samplers_.insert_or_assign(key, Entry{Sampler(sampling.params, history), sampling.top_logprobs});
+}
+
+void ModelDevice::run(const StepPlan& plan, StepResult& result) {
+  result.clear();
+  result.step = plan.step;
+  const int64_t start = clock_.now_us();
+  run_copies(plan);
+  run_rows(plan, result);
+  const int64_t rows_done = clock_.now_us();
+  for (const ScoreTile& tile : plan.tiles) {
+    slot_.run_tile(*tile.full, *tile.chunk, tile.layer, tile.first_row, tile.rows, *tile.scores);
+  }
+  const int64_t tiles_done = clock_.now_us();
+  for (const SelectWork& work : plan.selects) {
+    const ScoreSet& scores = *work.scores;
+    result.selections.push_back(
+        work.spec.uniform ? select_uniform(scores, work.spec.keep_ratio)
+                          : select_global(scores, keep_count(scores.pairs(), work.spec.keep_ratio),
+                                          work.spec.min_per_head));
+  }
+  for (const CompactWork& work : plan.compacts) {
+    run_compaction(work);
+  }
+  result.rows_us = static_cast<double>(rows_done - start);
+  result.tiles_us = static_cast<double>(tiles_done - rows_done);
+  result.compacts_us = static_cast<double>(clock_.now_us() - tiles_done);
+}
+
+void ModelDevice::run_copies(const StepPlan& plan) {
+  const std::vector<KvGroup>& groups = transformer_.model().kv_groups();
+  for (const CopyWork& work : plan.copies) {
+    pairs_.resize(static_cast<size_t>(work.end_pair - work.first_pair));
+    std::iota(pairs_.begin(), pairs_.end(), static_cast<uint32_t>(work.first_pair));
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const Segment& source = plan.views[static_cast<size_t>(work.first_source) + g].segments[0];
+      const Segment& target = plan.views[static_cast<size_t>(work.first_target) + g].segments[0];
+      for (int list = 0; list < static_cast<int>(groups[g].layers.size()) * source.heads; ++list) {
+        transformer_.kernels().copy_pairs({pool_.geometry().page, &source, &target,
+                                           list / source.heads, list % source.heads, pairs_,
+                                           work.first_pair});
+      }
+    }
+  }
+}
+
+TokenId ModelDevice::sampled(SlotRef slot) const {
+  const auto step = std::find_if(recent_.begin(), recent_.end(),
+                                 [&](const auto& entry) { return entry.first == slot.step; });
+  CHECK(step != recent_.end());
+  return step->second[static_cast<size_t>(slot.slot)];
+}
+
+void ModelDevice::run_rows(const StepPlan& plan, StepResult& result) {
+  result.tokens.assign(static_cast<size_t>(plan.slots), 0);
+  result.logprobs.assign(static_cast<size_t>(plan.slots), 0);
+  result.tops.resize(static_cast<size_t>(plan.slots));
+  if (plan.rows.empty()) {
+    return;
+  }
+  const auto groups = static_cast<int64_t>(transformer_.model().kv_groups().size());
+  tokens_ = plan.tokens;
+  spans_.clear();
+  int64_t sampled_rows = 0;
+  for (const RowsWork& work : plan.rows) {
+    if (work.token_from.step != 0) {
+      tokens_[static_cast<size_t>(work.first_token)] = sampled(work.token_from);
+    }
+    RowSpan& span = spans_.emplace_back();
+    span.tokens = std::span(tokens_).subspan(static_cast<size_t>(work.first_token),
+                                             static_cast<size_t>(work.rows));
+    span.first_position = work.first_position;
+    span.views = std::span(plan.views)
+                     .subspan(static_cast<size_t>(work.first_view), static_cast<size_t>(groups));
+    span.logits = work.slots > 0;
+    sampled_rows += span.logits ? 1 : 0;
+  }
+  const int64_t vocab = transformer_.model().config().vocab;
+  logits_.resize(std::max(logits_.size(), static_cast<size_t>(sampled_rows * vocab)));
+  transformer_.forward(spans_, {logits_.data(), sampled_rows, vocab});
+  const float* logits = logits_.data();
+  for (const RowsWork& work : plan.rows) {
+    if (work.slots > 0) {
+      sample(work, {logits, static_cast<size_t>(vocab)}, result);
+      logits += vocab;
+    }
+  }
+  recent_.emplace_back(plan.step, result.tokens);
+  if (recent_.size() > kRecentSteps) {
+    recent_.erase(recent_.begin());
+  }
+}
+
+void ModelDevice::sample(const RowsWork& work, std::span<const float> logits, StepResult& result) {
+  for (int64_t i = 0; i < work.slots; ++i) {
+    const auto slot = static_cast<size_t>(work.first_slot + i);
+    const auto found =
+        samplers_.find({work.key.request, work.key.choice + static_cast<uint32_t>(i)});
+    if (found == samplers_.end()) {
+      continue;  // it ended while this step was in flight
+    }
+    Entry& entry = found->second;
+    try {
+      result.tokens[slot] = entry.sampler.sample(logits);
+    } catch (const Error&) {
+      result.tokens[slot] = -1;  // the end of this choice, not of the others
+      continue;
+    }
+    if (entry.top_logprobs >= 0) {
+      const double log_sum = log_sum_exp(logits);
+      result.logprobs[slot] =
+          static_cast<float>(logits[static_cast<size_t>(result.tokens[slot])] - log_sum);
+      result.tops[slot] = best_logprobs(logits, log_sum, entry.top_logprobs);
+    }
+  }
+}
+
+void ModelDevice::run_compaction(const CompactWork& work) {
+  const Segment source = work.builder->source();
+  const Segment target = work.builder->target();
+  transformer_.pool().parallel_for(source.heads, [&](int64_t head, int) {
+    const auto h = static_cast<int>(head);
+    const std::vector<uint32_t> pairs = work.builder->source_pairs(work.layer, h);
+    transformer_.kernels().copy_pairs({pool_.geometry().page, &source, &target, work.layer, h,
+                                       pairs, work.builder->target_first()});
+  });
+}
+
+}  // namespace pagezip

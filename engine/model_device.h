@@ -1,0 +1,65 @@
+// Runs the scheduler's steps on a model: the device of the real engine.
+//
+// One batch for all rows, one sampler for each choice, one score slot. Engine thread only.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/sampler.h"
+#include "engine/scorer.h"
+#include "engine/transformer.h"
+#include "paging/block_pool.h"
+#include "scheduler/step_plan.h"
+
+namespace pagezip {
+
+/// How the tokens of a choice are picked, and what is told about them.
+struct ChoiceSampling {
+  SamplingParams params;
+  /// Log-probabilities of the sampled token and of so many best ones; negative: none.
+  int top_logprobs = -1;
+};
+
+class ModelDevice : public Device {
+ public:
+  /// `score_rows_max`: rows of the longest repeat prompt. Borrows transformer, pool and clock.
+  ModelDevice(Transformer& transformer, BlockPool& pool, int64_t score_rows_max,
+              const Clock& clock);
+
+  /// Before the first plan that samples for the choice. `history`: tokens that its repetition
+  /// penalty counts.
+  void begin(ChoiceKey key, const ChoiceSampling& sampling, std::span<const TokenId> history);
+  void end(ChoiceKey key) { samplers_.erase(key); }
+
+  void run(const StepPlan& plan, StepResult& result) override;
+
+ private:
+  struct Entry {
+    Sampler sampler;
+    int top_logprobs;
+  };
+  void run_copies(const StepPlan& plan);
+  void run_rows(const StepPlan& plan, StepResult& result);
+  void sample(const RowsWork& work, std::span<const float> logits, StepResult& result);
+  void run_compaction(const CompactWork& work);
+  TokenId sampled(SlotRef slot) const;
+
+  Transformer& transformer_;
+  BlockPool& pool_;
+  const Clock& clock_;
+  ScoreSlot slot_;
+  std::map<ChoiceKey, Entry> samplers_;
+  std::vector<float> logits_;  // [rows that are sampled, vocab]
+  std::vector<TokenId> tokens_;
+  std::vector<RowSpan> spans_;
+  std::vector<uint32_t> pairs_;
+  // Sampled tokens of the last steps, for plans made before they were known.
+  std::vector<std::pair<uint64_t, std::vector<TokenId>>> recent_;
+};
+
+}  // namespace pagezip
