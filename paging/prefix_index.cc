@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/math.h"
 
 namespace pagezip {
 
@@ -22,7 +23,7 @@ PrefixIndex::PrefixIndex(BlockPool& pool, std::span<const KvGroup> groups,
   for (const KvGroup& group : groups) {
     // Row r sees pairs from r - window + 1 on; behind a page, r is a multiple of page_tokens.
     const int64_t window_pages =
-        group.window == 0 ? 0 : (group.window - 1 + page_tokens_ - 1) / page_tokens_;
+        group.window == 0 ? 0 : ceil_div(int64_t{group.window} - 1, page_tokens_);
     groups_.push_back({group.window, window_pages});
     global_groups_ += group.window == 0 ? 1 : 0;
     window_pages_max_ = std::max(window_pages_max_, window_pages);
