@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/math.h"
 
 namespace pagezip {
 
@@ -22,7 +23,7 @@ PrefixIndex::PrefixIndex(BlockPool& pool, std::span<const KvGroup> groups,
   for (const KvGroup& group : groups) {
     // Row r sees pairs from r - window + 1 on; behind a page, r is a multiple of page_tokens.
     const int64_t window_pages =
-        group.window == 0 ? 0 : (group.window - 1 + page_tokens_ - 1) / page_tokens_;
+        group.window == 0 ? 0 : ceil_div(int64_t{group.window} - 1, page_tokens_);
     groups_.push_back({group.window, window_pages});
     global_groups_ += group.window == 0 ? 1 : 0;
     window_pages_max_ = std::max(window_pages_max_, window_pages);
@@ -87,10 +88,9 @@ int64_t PrefixIndex::match(std::string_view space, std::span<const TokenId> toke
 PrefixIndex::Hit PrefixIndex::acquire(std::string_view space, std::span<const TokenId> tokens,
                                       int64_t length_max, bool prefill_only) {
   const std::vector<NodeId> path = longest_path(space, tokens, length_max, prefill_only);
-  const auto pages = static_cast<int64_t>(path.size());
   const int64_t asked = std::min(length_max, static_cast<int64_t>(tokens.size()));
   Hit hit;
-  hit.length = pages * page_tokens_;
+  hit.length = static_cast<int64_t>(path.size()) * page_tokens_;
   ++stats_.lookups;
   stats_.lookup_tokens += std::max<int64_t>(asked, 0);
   stats_.hit_tokens += hit.length;
@@ -103,14 +103,16 @@ PrefixIndex::Hit PrefixIndex::acquire(std::string_view space, std::span<const To
   }
   for (const NodeId node : path) {
     tree_.make_recent(node);
-    hit.cursor.prefill_pages += entries_[node].is_prefill ? 1 : 0;
+    if (entries_[node].is_prefill && hit.cursor.prefill_pages == hit.cursor.pages) {
+      ++hit.cursor.prefill_pages;
+    }
+    ++hit.cursor.pages;
     count_use(node);
   }
   count_window_use(path.back());
   hit.cursor.node = path.back();
   hit.cursor.birth = tree_.birth(path.back());
-  hit.cursor.pages = pages;
-  hit.cursor.decoded = hit.cursor.prefill_pages < pages;
+  hit.cursor.decoded = hit.cursor.prefill_pages < hit.cursor.pages;
   return hit;
 }
 

@@ -131,7 +131,7 @@ class PrefixIndex {
     uint32_t window_uses = 0;
     int32_t leaves_near = 0;  // leaves, itself included, whose window has this page
     int32_t blocks = 0;       // that it pins
-    bool is_prefill = false;  // written by prefill, as were all pages before it
+    bool is_prefill = false;  // written by prefill, computed from nothing but pages of prefill
     bool is_queued = false;
   };
   struct Candidate {

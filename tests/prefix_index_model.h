@@ -57,7 +57,9 @@ class PrefixModel {
       Page& page = pages_.at(key(space, tokens, end));
       touch(page);
       cursor.birth = page.birth;
-      cursor.prefill_pages += page.is_prefill ? 1 : 0;
+      if (page.is_prefill && cursor.prefill_pages == cursor.pages) {
+        ++cursor.prefill_pages;
+      }
       ++cursor.pages;
     }
     use_window(key(space, tokens, length));

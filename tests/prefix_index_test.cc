@@ -4,106 +4,11 @@
 
 #include <string>
 #include <utility>
-#include <vector>
+
+#include "tests/prefix_index_test_util.h"
 
 namespace pagezip {
 namespace {
-
-using Tokens = std::vector<TokenId>;
-
-constexpr bool kPrefillOnly = true;
-constexpr bool kAnyOrigin = false;
-
-KvGeometry geometry(int page_tokens) {
-  KvGeometry geometry;
-  geometry.page = {KvType::kF16, KvType::kF16, page_tokens, 16};
-  geometry.kv_heads = 1;
-  geometry.layers_per_block = 1;
-  return geometry;
-}
-
-/// `length` tokens of one kind.
-Tokens text(TokenId fill, int64_t length) { return Tokens(static_cast<size_t>(length), fill); }
-
-Tokens operator+(Tokens first, const Tokens& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
-}
-
-/// A sequence with its tokens and its place in the index.
-struct Writer {
-  Sequence sequence;
-  PrefixIndex::Cursor cursor;
-};
-
-/// An index over groups of one layer: a global one and two with a window, if there is a window.
-class Cache {
- public:
-  explicit Cache(int page_tokens = 16, int window = 0, bool has_global = true,
-                 PrefixTree::Hasher hasher = hash_page)
-      : pool_(geometry(page_tokens), 64),
-        groups_(window == 0  ? make_kv_groups({true}, 0)
-                : has_global ? make_kv_groups({true, false, false}, window)
-                             : make_kv_groups({false}, window)),
-        index_(pool_, groups_, hasher) {}
-
-  PrefixIndex& index() { return index_; }
-  BlockPool& pool() { return pool_; }
-
-  int64_t match(const Tokens& tokens, bool prefill_only = kAnyOrigin,
-                std::string_view space = "s") const {
-    return index_.match(space, tokens, static_cast<int64_t>(tokens.size()), prefill_only);
-  }
-  PrefixIndex::Hit acquire(const Tokens& tokens, bool prefill_only = kAnyOrigin) {
-    return index_.acquire("s", tokens, static_cast<int64_t>(tokens.size()), prefill_only);
-  }
-
-  Writer writer() { return {Sequence(pool_, groups_, 0), {}}; }
-  /// A sequence that starts with what is cached of `tokens`.
-  Writer reader(const Tokens& tokens, bool prefill_only = kAnyOrigin) {
-    Writer reader = writer();
-    PrefixIndex::Hit hit = acquire(tokens, prefill_only);
-    if (hit.length > 0) {
-      reader.sequence.adopt(std::move(hit.runs));
-    }
-    reader.cursor = hit.cursor;
-    return reader;
-  }
-  /// Grows a sequence to all of `tokens`, publishes it, then lets its windows move on.
-  void write(Writer& writer, const Tokens& tokens, KvOrigin origin = KvOrigin::kPrefill,
-             std::string_view space = "s") {
-    const auto length = static_cast<int64_t>(tokens.size());
-    const int64_t missing = writer.sequence.blocks_needed(length);
-    auto reservation = pool_.reserve(missing);
-    ASSERT_TRUE(reservation.has_value());
-    writer.sequence.grow(length, *reservation);
-    index_.publish(space, tokens, writer.sequence, length, origin, writer.cursor);
-    writer.sequence.drop_behind(length);
-    audit({&writer});
-  }
-  /// Leaves the pages of `tokens` in the index, read by nobody.
-  void cache(const Tokens& tokens, KvOrigin origin = KvOrigin::kPrefill,
-             std::string_view space = "s") {
-    Writer once = writer();
-    write(once, tokens, origin, space);
-  }
-
-  /// All pins of the pool, if the index and `writers` are its only owners.
-  void audit(const std::vector<const Writer*>& writers, bool is_complete = false) {
-    EXPECT_EQ(index_.audit(), "");
-    std::vector<uint32_t> pins(static_cast<size_t>(pool_.blocks_total()), 0);
-    index_.count_refs(pins);
-    for (const Writer* writer : writers) {
-      writer->sequence.count_refs(pins);
-    }
-    EXPECT_EQ(is_complete ? pool_.audit_owners(pins, 0) : pool_.audit(), "");
-  }
-
- private:
-  BlockPool pool_;
-  std::vector<KvGroup> groups_;
-  PrefixIndex index_;
-};
 
 class PrefixIndexPages : public ::testing::TestWithParam<int> {};
 
@@ -208,8 +113,7 @@ TEST(PrefixIndex, CollidingHashesGiveNoWrongHit) {
   EXPECT_EQ(cache.match(text(2, 48), kAnyOrigin, "other"), 0);
 }
 
-// ---- who wrote a page
-// -----------------------------------------------------------------------------
+// ---- who wrote a page ---------------------------------------------------------------------------
 
 TEST(PrefixIndex, DocumentsReadOnlyWhatPrefillWrote) {
   Cache cache;
@@ -250,8 +154,23 @@ TEST(PrefixIndex, PrefillReplacesDecodeButNotTheReverse) {
   EXPECT_EQ(cache.match(text(1, 32), kPrefillOnly), 32);
 }
 
-// ---- cursors and duplicates
-// -----------------------------------------------------------------------
+// A page that prefill wrote may lie behind one of decode, computed from pages of its own.
+TEST(PrefixIndex, AHitIsExactOnlyUpToTheFirstPageOfDecode) {
+  Cache cache(16, 17);
+  cache.cache(text(1, 16), KvOrigin::kDecode);
+  Writer late = cache.writer();
+  cache.grow(late, 32);
+  late.sequence.drop_behind(32);
+  cache.index().publish("s", text(1, 32), late.sequence, 32, KvOrigin::kPrefill, late.cursor);
+  EXPECT_EQ(cache.match(text(1, 32), kPrefillOnly), 0);
+  EXPECT_EQ(late.cursor.prefill_pages, 2);
+  const Writer reader = cache.reader(text(1, 32));
+  EXPECT_EQ(reader.cursor.pages, 2);
+  EXPECT_EQ(reader.cursor.prefill_pages, 0);
+  EXPECT_TRUE(reader.cursor.decoded);
+}
+
+// ---- cursors and duplicates ---------------------------------------------------------------------
 
 TEST(PrefixIndex, PublishesFromTheCursorOn) {
   Cache cache;
@@ -302,15 +221,13 @@ TEST(PrefixIndex, FreezesWhatItPublished) {
   EXPECT_DEATH(writer.sequence.truncate(31), "frozen_");
 }
 
-// ---- sliding windows
-// ------------------------------------------------------------------------------
+// ---- sliding windows ----------------------------------------------------------------------------
 
 // Window 33: a row behind a page sees the 32 pairs before it, two pages.
 TEST(PrefixIndex, AHitEndsOnlyWhereTheWindowIs) {
   Cache cache(16, 33);
   Writer writer = cache.writer();
-  auto reservation = cache.pool().reserve(writer.sequence.blocks_needed(96));
-  writer.sequence.grow(96, *reservation);
+  cache.grow(writer, 96);
   writer.sequence.drop_behind(80);  // sliding pages 3 to 5 are left
   cache.index().publish("s", text(1, 96), writer.sequence, 96, KvOrigin::kPrefill, writer.cursor);
   EXPECT_EQ(cache.index().stats().blocks_pinned, 6 + 2 * 3);
@@ -330,8 +247,7 @@ TEST(PrefixIndex, AHitEndsOnlyWhereTheWindowIs) {
 TEST(PrefixIndex, PublishingAgainBringsWindowsBack) {
   Cache cache(16, 33);
   Writer late = cache.writer();
-  auto reservation = cache.pool().reserve(late.sequence.blocks_needed(96));
-  late.sequence.grow(96, *reservation);
+  cache.grow(late, 96);
   late.sequence.drop_behind(96);
   cache.index().publish("s", text(1, 96), late.sequence, 96, KvOrigin::kPrefill, late.cursor);
   EXPECT_EQ(cache.match(text(1, 80)), 0);
@@ -340,36 +256,6 @@ TEST(PrefixIndex, PublishingAgainBringsWindowsBack) {
   EXPECT_EQ(cache.match(text(1, 80)), 80);
   EXPECT_EQ(cache.match(text(1, 32)), 32);
   cache.audit({&late, &writer}, true);
-}
-
-TEST(PrefixIndex, StripsWindowsBeforeLeavesGo) {
-  Cache cache(16, 33);
-  cache.cache(text(1, 96));
-  EXPECT_EQ(cache.index().blocks_idle(), 18);
-  EXPECT_EQ(cache.index().evict(7), 8);  // the sliding blocks of four pages
-  EXPECT_EQ(cache.index().stats().pages_stripped, 4);
-  EXPECT_EQ(cache.match(text(1, 96)), 96);
-  EXPECT_EQ(cache.match(text(1, 95)), 0);
-  // Without its last page the chain serves nobody, so all of it goes before another leaf.
-  cache.cache(text(2, 16));
-  cache.acquire(text(2, 16));
-  EXPECT_EQ(cache.index().evict(4), 3 + 3);
-  EXPECT_EQ(cache.match(text(1, 96)), 0);
-  EXPECT_EQ(cache.index().evict(4), 4);
-  EXPECT_EQ(cache.match(text(2, 16)), 16);
-  EXPECT_EQ(cache.index().stats().pages, 1);
-  cache.audit({}, true);
-}
-
-TEST(PrefixIndex, KeepsWindowsWhereChainsForked) {
-  Cache cache(16, 33);
-  cache.cache(text(1, 64) + text(2, 64));
-  cache.cache(text(1, 64) + text(3, 64));
-  // Both chains keep the windows of their ends, and there is one of the fork.
-  EXPECT_EQ(cache.index().evict(12), 12);
-  EXPECT_EQ(cache.index().stats().pages_stripped, 6);
-  EXPECT_EQ(cache.match(text(1, 64) + text(4, 64)), 64);
-  cache.audit({}, true);
 }
 
 TEST(PrefixIndex, SlidingLayersOnly) {
@@ -393,90 +279,6 @@ TEST(PrefixIndex, SlidingLayersOnly) {
   cache.index().drop_space("s");
   EXPECT_EQ(cache.index().stats().pages, 0);
   EXPECT_EQ(cache.index().stats().spaces, 0);
-}
-
-// ---- eviction
-// -------------------------------------------------------------------------------------
-
-TEST(PrefixIndex, LeavesGoFirst) {
-  Cache cache;
-  cache.cache(text(1, 64));
-  for (int64_t left = 48; left >= 0; left -= 16) {
-    EXPECT_EQ(cache.index().evict(1), 1);
-    EXPECT_EQ(cache.match(text(1, 64)), left);
-    cache.audit({}, true);
-  }
-  EXPECT_EQ(cache.index().evict(1), 0);
-  EXPECT_EQ(cache.index().stats().spaces, 0);
-}
-
-TEST(PrefixIndex, WhatIsUsedStaysLonger) {
-  Cache cache;
-  for (TokenId fill = 1; fill <= 3; ++fill) {
-    cache.cache(text(fill, 16));
-  }
-  cache.acquire(text(1, 16));
-  EXPECT_EQ(cache.index().evict(1), 1);
-  EXPECT_EQ(cache.match(text(2, 16)), 0) << "the oldest of those used once";
-  cache.cache(text(4, 16));  // younger than the clock
-  EXPECT_EQ(cache.index().evict(1), 1);
-  EXPECT_EQ(cache.match(text(3, 16)), 0);
-  EXPECT_EQ(cache.match(text(1, 16)), 16);
-  EXPECT_EQ(cache.match(text(4, 16)), 16);
-}
-
-TEST(PrefixIndex, OldFameFades) {
-  Cache cache;
-  cache.cache(text(1, 16));
-  for (int use = 0; use < 5; ++use) {
-    cache.acquire(text(1, 16));
-  }
-  int rounds = 0;
-  for (TokenId fill = 2; cache.match(text(1, 16)) > 0; ++fill, ++rounds) {
-    cache.cache(text(fill, 16));
-    EXPECT_EQ(cache.index().evict(1), 1);
-  }
-  EXPECT_EQ(rounds, 6);
-}
-
-TEST(PrefixIndex, DeepPagesAreWorthMore) {
-  Cache cache;
-  const Tokens deep = text(1, 64);
-  cache.cache(deep);
-  cache.cache(text(2, 16));
-  EXPECT_EQ(cache.index().evict(1), 1);
-  EXPECT_EQ(cache.match(deep), 64);
-  EXPECT_EQ(cache.match(text(2, 16)), 0);
-}
-
-TEST(PrefixIndex, FreesAllThatIsIdle) {
-  Cache cache;
-  // The second sequence has duplicates of the first two pages and reads what is behind them.
-  Writer first = cache.writer();
-  cache.write(first, text(1, 32));
-  Writer second = cache.writer();
-  cache.write(second, text(1, 48));
-  { const Writer ended = std::move(first); }
-  EXPECT_EQ(cache.index().blocks_idle(), 2);
-  EXPECT_EQ(cache.index().evict(1), 1);
-  EXPECT_EQ(cache.match(text(1, 48)), 16);
-  EXPECT_EQ(cache.index().evict(9), 1);
-  EXPECT_EQ(cache.index().blocks_idle(), 0);
-  cache.write(second, text(1, 64));
-  EXPECT_EQ(cache.match(text(1, 64)), 64);
-  cache.audit({&second}, true);
-}
-
-TEST(PrefixIndex, PassesOverWhatIsInUse) {
-  Cache cache;
-  cache.cache(text(1, 32));
-  cache.cache(text(2, 32));
-  const PrefixIndex::Hit hit = cache.acquire(text(1, 32));
-  EXPECT_EQ(cache.index().evict(100), 2);
-  EXPECT_EQ(cache.match(text(1, 32)), 32);
-  EXPECT_EQ(cache.match(text(2, 32)), 0);
-  EXPECT_EQ(cache.index().evict(0), 0);
-  EXPECT_EQ(cache.index().evict(-1), 0);
 }
 
 }  // namespace
