@@ -52,7 +52,7 @@ void BM_Matmul(benchmark::State& state) {
   std::vector<float> out(static_cast<size_t>(rows * kOutputs));
   Activations activations;
   const MatmulTarget target{&weight, nullptr, {out.data(), rows, kOutputs}};
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     kernels.prepare({x.data(), rows, kInputs}, ActivationType::kQ8, activations, threads());
     kernels.matmul(activations, ActivationType::kQ8, {&target, 1}, threads());
   }
@@ -111,19 +111,15 @@ void BM_Attend(benchmark::State& state) {
   constexpr int kHeads = 9;
   constexpr int kKvHeads = 3;
   constexpr int kHeadDim = 64;
+  constexpr int64_t kWidth = int64_t{kHeads} * kHeadDim;
   const Pages pages(length, kKvHeads, kHeadDim);
-  const std::vector<float> q = random_floats(rows * kHeads * kHeadDim);
+  const std::vector<float> q = random_floats(rows * kWidth);
   std::vector<float> out(q.size());
   const AttentionSpan span{0, rows, length - rows, &pages.view, 0, 0};
-  const AttendArgs args{pages.layout,
-                        kHeads,
-                        kKvHeads,
-                        0.125f,
-                        {q.data(), rows, kHeads * kHeadDim},
-                        {out.data(), rows, kHeads * kHeadDim},
-                        {&span, 1},
-                        nullptr};
-  for (auto _ : state) {
+  const AttendArgs args{
+      pages.layout, kHeads, kKvHeads, 0.125f, {q.data(), rows, kWidth}, {out.data(), rows, kWidth},
+      {&span, 1},   nullptr};
+  for ([[maybe_unused]] auto _ : state) {
     cpu_kernels().attend(args, threads());
   }
   const double pairs =
@@ -149,22 +145,23 @@ void BM_Score(benchmark::State& state) {
   constexpr int kHeads = 9;
   constexpr int kKvHeads = 3;
   constexpr int kHeadDim = 64;
+  constexpr int64_t kWidth = int64_t{kHeads} * kHeadDim;
   const Pages pages(kChunk, kKvHeads, kHeadDim);
-  const std::vector<float> q = random_floats(kRows * kHeads * kHeadDim);
+  const std::vector<float> q = random_floats(kRows * kWidth);
   const std::vector<float> lse = random_floats(kRows * kHeads);
   std::vector<float> best(kKvHeads * kChunk, -1e30f);
   const ScoreArgs args{pages.layout,
                        kHeads,
                        kKvHeads,
                        0.125f,
-                       {q.data(), kRows, kHeads * kHeadDim},
+                       {q.data(), kRows, kWidth},
                        {lse.data(), kRows, kHeads},
                        &pages.view.segments[0],
                        0,
                        0,
                        kChunk,
                        {best.data(), kKvHeads, kChunk}};
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     cpu_kernels().score(args, threads());
   }
   state.counters["GFLOP/s"] = benchmark::Counter(
@@ -177,7 +174,7 @@ BENCHMARK(BM_Score)->UseRealTime();
 
 void BM_SelectGlobal(benchmark::State& state) {
   ScoreSet scores{30, 3, state.range(0), random_floats(90 * state.range(0))};
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     benchmark::DoNotOptimize(select_global(scores, keep_count(scores.pairs(), 0.3), 0));
   }
   state.SetItemsProcessed(scores.pairs() * state.iterations());

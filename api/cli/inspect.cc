@@ -22,7 +22,7 @@ class KeptMap {
   int heads() const { return heads_; }
   int layers() const { return static_cast<int>(lengths_.size()) / heads_; }
   int64_t kept(int layer, int head) const {
-    return int64_t{lengths_[static_cast<size_t>(layer * heads_ + head)]} - prefix_;
+    return int64_t{lengths_[static_cast<size_t>(int64_t{layer} * heads_ + head)]} - prefix_;
   }
   double share(int layer, int head) const {
     return tokens_ == 0 ? 0 : static_cast<double>(kept(layer, head)) / static_cast<double>(tokens_);

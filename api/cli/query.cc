@@ -14,7 +14,7 @@ namespace {
 
 struct OpenedDocument {
   LoadedDocument loaded;
-  double read_ms;
+  double read_ms = 0;
 };
 
 /// Blocks of the document: the pages of its lists, and of the sliding groups' windows.
@@ -61,6 +61,7 @@ void run_query(const Options& options) {
   Progress progress;
   Session session(runtime, nullptr, progress);
   std::vector<std::vector<TokenId>> questions;
+  questions.reserve(options.questions.size());
   for (const std::string& question : options.questions) {
     questions.push_back(session.frame().question(question));
   }
@@ -72,7 +73,7 @@ void run_query(const Options& options) {
   const KvShape shape =
       make_kv_shape(session.model().fingerprint(), session.model().kv_groups(), pool.geometry());
   progress.start("read", "tokens", tokens);
-  OpenedDocument opened{load_document(options.document, pool, shape), 0};
+  OpenedDocument opened{load_document(options.document, pool, shape)};
   opened.read_ms = progress.finish();
   Json json = query_json(session, opened);
   const Document& document = *opened.loaded.document;

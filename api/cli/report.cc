@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace pagezip {
 
@@ -15,7 +16,7 @@ std::string row(const char* name, const std::string& text) {
 namespace {
 
 std::string stage_row(const char* name, double ms, int64_t tokens) {
-  std::string text = fmt::format("{:>9} ms", group_digits(static_cast<int64_t>(ms + 0.5)));
+  std::string text = fmt::format("{:>9} ms", group_digits(std::llround(ms)));
   if (tokens > 0 && ms > 0) {
     text +=
         fmt::format("   {} tokens/s",

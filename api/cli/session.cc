@@ -71,11 +71,12 @@ Session::Session(const RuntimeOptions& options, const CompressionOptions* compre
     pipeline_options_.context_max = options.context;
   }
   progress.start("load", "layers", config.layers);
-  model_.emplace(file_, kernels_, options.activations, threads_, [&](int64_t done, int64_t) {
+  const auto report = [&](int64_t done, int64_t) {
     if (!progress.advance(done)) {
       throw Cancelled();
     }
-  });
+  };
+  model_ = std::make_unique<const Model>(file_, kernels_, options.activations, threads_, report);
   load_ms_ = progress.finish();
 }
 

@@ -6,6 +6,7 @@
 
 #include "api/cli/options.h"
 #include "api/cli/terminal.h"
+#include "base/check.h"
 #include "engine/pipeline.h"
 #include "engine/prompt.h"
 
@@ -28,7 +29,10 @@ class Session {
   /// if --pool-mib says less.
   void start(int64_t blocks_needed);
   /// REQUIRES: start() was called.
-  Pipeline& pipeline() { return *pipeline_; }
+  Pipeline& pipeline() {
+    CHECK(pipeline_.has_value());
+    return *pipeline_;
+  }
 
  private:
   RuntimeOptions options_;
@@ -39,7 +43,7 @@ class Session {
   ThreadPool threads_;
   const Kernels& kernels_;
   PipelineOptions pipeline_options_;
-  std::optional<Model> model_;
+  std::unique_ptr<const Model> model_;
   std::optional<Pipeline> pipeline_;
   double load_ms_ = 0;
 };

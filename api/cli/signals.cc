@@ -8,6 +8,7 @@
 namespace pagezip {
 namespace {
 
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables): all that a handler can reach.
 std::atomic<int> first_signal{0};
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may use no lock");
 
