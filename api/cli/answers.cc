@@ -42,6 +42,10 @@ const char* finish_name(FinishReason reason) {
       return "length";
     case FinishReason::kStopString:
       return "stop";
+    case FinishReason::kCancelled:
+      return "cancelled";
+    case FinishReason::kFailed:
+      return "failed";
   }
   return "";
 }

@@ -17,7 +17,7 @@ TEST(EngineGolden, MixesGiveWhatEachRequestGetsAlone) {
   const Tokenizer tokenizer(model.file());
   const MixModel on{model, tokenizer, ActivationType::kQ8, threads};
   const MixLimits limits{100, 24, 300, 120};
-  const uint64_t runs = std::getenv("PAGEZIP_TEST_FULL") == nullptr ? 12 : 200;
+  const uint64_t runs = std::getenv("PAGEZIP_TEST_FULL") == nullptr ? 6 : 200;
   Stats all;
   int compared = 0;
   for (uint64_t seed = 1; seed <= runs && !HasFatalFailure(); ++seed) {
