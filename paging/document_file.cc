@@ -163,7 +163,7 @@ void save_document(const std::string& path, const Document& document,
     throw Error(ErrorKind::kUsage, "only a compressed document can be saved");
   }
   check_identity(document, identity);
-  AtomicFile file(path);
+  AtomicFile file(system_files(), path);
   SectionWriter writer(file);
   Preamble preamble;
   const KvShape& shape = identity.shape;

@@ -361,7 +361,7 @@ LoadedDocument load_document(const std::string& path, BlockPool& pool, const KvS
   CHECK_EQ(expected.kv_heads, geometry.kv_heads);
   CHECK(!expected.groups.empty());
   CHECK_EQ(expected.groups[0].layers, geometry.layers_per_block);
-  const InputFile file(path);
+  const InputFile file(system_files(), path);
   const Preamble preamble = read_preamble(file);
   Metadata metadata = read_metadata(file, preamble);
   check_fits(file, metadata.identity.shape, expected);
@@ -388,7 +388,7 @@ LoadedDocument load_document(const std::string& path, BlockPool& pool, const KvS
 }
 
 DocumentHeader read_document_header(const std::string& path) {
-  const InputFile file(path);
+  const InputFile file(system_files(), path);
   Metadata metadata = read_metadata(file, read_preamble(file));
   return {std::move(metadata.identity), std::move(metadata.compressed.lengths), file.size()};
 }
