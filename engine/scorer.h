@@ -37,6 +37,10 @@ struct RepeatPrompts {
   int64_t rows_max(int64_t tokens, int64_t chunk) const;
 };
 
+/// Of the scores and of the repeat prompts: part of what a document is, so that old files don't
+/// pass for new ones. Grows when either changes.
+inline constexpr uint32_t kScorerVersion = 1;
+
 enum class ScoreFunction : uint8_t {
   kProbability,  // KVzip
   kLogit,        // the softmax-free variant: the largest scaled q·k

@@ -58,24 +58,24 @@ std::shared_ptr<const Document> Document::full(Sequence& sequence, int64_t prefi
   return document;
 }
 
-int64_t Document::blocks_for(const KvGeometry& geometry, const CompressedShape& shape) {
-  const int64_t shared_pages = shape.prefix_length / geometry.page.page_tokens;
-  int64_t blocks =
-      shared_pages + bag_blocks(geometry, shape.lengths, shared_pages * geometry.page.page_tokens);
+int64_t Document::blocks_for(const KvGeometry& geometry, const DocumentShape& shape) {
+  const int64_t page_tokens = geometry.page.page_tokens;
+  const int64_t shared_pages = shape.prefix_length / page_tokens;
+  int64_t blocks = shape.compressed ? shared_pages + bag_blocks(geometry, shape.lengths,
+                                                                shared_pages * page_tokens)
+                                    : geometry.pages_for(shape.logical_length);
   for (int64_t first_page : shape.first_pages) {
     blocks += geometry.pages_for(shape.logical_length) - first_page;
   }
   return blocks;
 }
 
-std::shared_ptr<const Document> Document::blank(BlockPool& pool, CompressedShape shape,
+std::shared_ptr<const Document> Document::blank(BlockPool& pool, DocumentShape shape,
                                                 BlockReservation& reservation) {
   const KvGeometry& geometry = pool.geometry();
-  CHECK_EQ(static_cast<int64_t>(shape.lengths.size()) % geometry.kv_heads, 0);
   std::shared_ptr<Document> document(new Document(pool, shape.logical_length, shape.prefix_length));
-  document->global_layers_ = static_cast<int>(shape.lengths.size()) / geometry.kv_heads;
-  CHECK_EQ(document->global_layers_, geometry.layers_per_block);
-  document->compressed_ = true;
+  document->global_layers_ = geometry.layers_per_block;
+  document->compressed_ = shape.compressed;
   const auto add_run = [&](int64_t first_page, int64_t end_page, int64_t length) {
     BlockRun run{first_page, length, BlockList(pool)};
     for (int64_t page = first_page; page < end_page; ++page) {
@@ -83,13 +83,21 @@ std::shared_ptr<const Document> Document::blank(BlockPool& pool, CompressedShape
     }
     document->runs_.push_back(std::move(run));
   };
+  const int64_t pages = geometry.pages_for(shape.logical_length);
   const int64_t shared_pages = shape.prefix_length / geometry.page.page_tokens;
-  add_run(0, shared_pages, shared_pages * geometry.page.page_tokens);
-  for (int64_t first_page : shape.first_pages) {
-    add_run(first_page, geometry.pages_for(shape.logical_length), shape.logical_length);
+  if (shape.compressed) {
+    add_run(0, shared_pages, shared_pages * geometry.page.page_tokens);
+  } else {
+    add_run(0, pages, shape.logical_length);
   }
-  document->lengths_ = std::move(shape.lengths);
-  document->take_bag(reservation);
+  for (int64_t first_page : shape.first_pages) {
+    add_run(first_page, pages, shape.logical_length);
+  }
+  if (shape.compressed) {
+    CHECK_EQ(static_cast<int64_t>(shape.lengths.size()), geometry.pages_per_block());
+    document->lengths_ = std::move(shape.lengths);
+    document->take_bag(reservation);
+  }
   return document;
 }
 

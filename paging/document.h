@@ -31,11 +31,12 @@
 
 namespace pagezip {
 
-/// What a compressed document is apart from its pairs.
-struct CompressedShape {
+/// What a document is apart from its pairs.
+struct DocumentShape {
+  bool compressed = false;
   int64_t logical_length = 0;
   int64_t prefix_length = 0;
-  std::vector<uint32_t> lengths;     // [global layers, heads], pairs, prefix included
+  std::vector<uint32_t> lengths;  // [global layers, heads], pairs, prefix included; if compressed
   std::vector<int64_t> first_pages;  // [sliding groups], where their windows begin
 };
 
@@ -46,11 +47,12 @@ class Document {
   /// still has the windows of its next row.
   static std::shared_ptr<const Document> full(Sequence& sequence, int64_t prefix_length);
 
-  /// A compressed document of unspecified pairs, which the caller writes through segment() before
-  /// anyone reads them. REQUIRES: the reservation holds blocks_for(pool.geometry(), shape).
-  static std::shared_ptr<const Document> blank(BlockPool& pool, CompressedShape shape,
+  /// A document of unspecified pairs, which the caller writes through segment() before anyone reads
+  /// them. REQUIRES: the model has global layers, and the reservation holds
+  /// blocks_for(pool.geometry(), shape).
+  static std::shared_ptr<const Document> blank(BlockPool& pool, DocumentShape shape,
                                                BlockReservation& reservation);
-  static int64_t blocks_for(const KvGeometry& geometry, const CompressedShape& shape);
+  static int64_t blocks_for(const KvGeometry& geometry, const DocumentShape& shape);
 
   const KvGeometry& geometry() const { return pool_->geometry(); }
   /// Positions that the document takes, system prefix included: where a question starts.

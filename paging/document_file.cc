@@ -4,8 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
-#include <memory>
-#include <string_view>
+#include <utility>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -29,98 +28,27 @@ void clear_tail(const PageLayout& layout, int64_t pairs, std::byte* page) {
               empty * static_cast<size_t>(v_row_bytes));
 }
 
-// The sections of a file one after the other, hashed as they pass.
-class SectionWriter {
- public:
-  explicit SectionWriter(AtomicFile& file) : file_(file) { buffer_.reserve(kBufferBytes); }
-
-  void append(std::span<const std::byte> bytes) {
-    if (buffer_.size() + bytes.size() > kBufferBytes) {
-      flush();
-    }
-    buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
-    bytes_ += static_cast<int64_t>(bytes.size());
-  }
-  template <typename T>
-  void append_value(const T& value) {
-    append(std::as_bytes(std::span(&value, 1)));
-  }
-  template <typename T>
-  void append_values(const std::vector<T>& values) {
-    append_value(static_cast<uint64_t>(values.size()));
-    append(std::as_bytes(std::span(values)));
-  }
-  void append_text(std::string_view text) {
-    append_value(static_cast<uint64_t>(text.size()));
-    append(std::as_bytes(std::span(text)));
-  }
-
-  Section end_section() {
-    const int64_t bytes = bytes_;
-    append(std::vector<std::byte>(static_cast<size_t>(padded(bytes) - bytes)));
-    flush();
-    const Section section{static_cast<uint64_t>(bytes), hasher_->digest()};
-    hasher_ = std::make_unique<Hasher>();
-    bytes_ = 0;
-    return section;
-  }
-  int64_t offset() const { return offset_; }
-
- private:
-  void flush() {
-    file_.write_at(offset_, buffer_);
-    hasher_->update(buffer_);
-    offset_ += static_cast<int64_t>(buffer_.size());
-    buffer_.clear();
-  }
-
-  AtomicFile& file_;
-  std::vector<std::byte> buffer_;
-  std::unique_ptr<Hasher> hasher_ = std::make_unique<Hasher>();
-  int64_t offset_ = sizeof(Preamble);  // of the buffer
-  int64_t bytes_ = 0;                  // of the section
-};
-
-void write_header(SectionWriter& writer, const Document& document,
-                  const DocumentIdentity& identity) {
-  const KvShape& shape = identity.shape;
-  writer.append_value(shape.model_fingerprint);
-  writer.append_value(shape.page_version);
-  writer.append_value(static_cast<uint32_t>(shape.page.k_type));
-  writer.append_value(static_cast<uint32_t>(shape.page.v_type));
-  writer.append_value(static_cast<uint32_t>(shape.page.page_tokens));
-  writer.append_value(static_cast<uint32_t>(shape.page.head_dim));
-  writer.append_value(static_cast<uint32_t>(shape.kv_heads));
-  writer.append_value(static_cast<uint32_t>(shape.groups.size()));
-  for (const KvGroupShape& group : shape.groups) {
-    writer.append_value(static_cast<uint32_t>(group.layers));
-    writer.append_value(static_cast<uint32_t>(group.window));
-  }
-  for (int group = 1; group < document.groups(); ++group) {
-    writer.append_value(static_cast<uint64_t>(document.segment(group).first_page));
-  }
-  writer.append_values(identity.prefix_ids);
-  writer.append_values(identity.context_ids);
-  writer.append_text(identity.scorer);
-  writer.append_value(identity.chunk_tokens);
-  writer.append_text(identity.selector);
-  writer.append_value(identity.keep_ratio);
-  writer.append_value(identity.min_per_head);
-  writer.append_text(identity.provenance);
-}
-
-void check_identity(const Document& document, const DocumentIdentity& identity) {
+void check_identity(const Document& document, const DocumentIdentity& identity,
+                    const ScoreSet* scores) {
   const KvGeometry& geometry = document.geometry();
   const KvShape& shape = identity.shape;
+  const auto context_tokens = static_cast<int64_t>(identity.context_ids.size());
   CHECK_EQ(static_cast<int>(shape.groups.size()), document.groups());
   CHECK_EQ(shape.groups[0].layers, document.global_layers());
   CHECK_EQ(shape.kv_heads, geometry.kv_heads);
   CHECK(shape.page == geometry.page);
+  CHECK_EQ(identity.version.full, !document.compressed());
   CHECK_EQ(static_cast<int64_t>(identity.prefix_ids.size()), document.prefix_length());
-  CHECK_EQ(static_cast<int64_t>(identity.prefix_ids.size() + identity.context_ids.size()),
-           document.logical_length());
-  for (const std::string& text : {identity.scorer, identity.selector, identity.provenance}) {
-    if (!is_plain_text(text)) {
+  CHECK_EQ(identity.logical_length(), document.logical_length());
+  if (scores != nullptr) {
+    CHECK_EQ(scores->layers, document.global_layers());
+    CHECK_EQ(scores->heads, geometry.kv_heads);
+    CHECK_EQ(scores->tokens, context_tokens);
+    CHECK_EQ(scores->pairs(), static_cast<int64_t>(scores->scores.size()));
+  }
+  for (const std::string& text :
+       {identity.scorer, identity.version.selector, identity.provenance}) {
+    if (!is_plain_text(text, kTextBytesMax)) {
       throw Error(ErrorKind::kUsage,
                   fmt::format("a text of a document's identity has control characters or more "
                               "than {} bytes",
@@ -129,63 +57,195 @@ void check_identity(const Document& document, const DocumentIdentity& identity) 
   }
 }
 
-void write_pages(SectionWriter& writer, const PageLayout& layout, const Segment& segment,
-                 int layers) {
-  const auto page_bytes = static_cast<size_t>(layout.page_bytes());
-  std::vector<std::byte> scratch(page_bytes);
-  visit_pages(layout, segment, layers, [&](const std::byte* page, int64_t pairs) {
-    if (pairs < layout.page_tokens) {
-      std::memcpy(scratch.data(), page, page_bytes);
-      clear_tail(layout, pairs, scratch.data());
-      page = scratch.data();
+// The sections of a file one after the other, hashed as they pass.
+class SectionWriter {
+ public:
+  explicit SectionWriter(AtomicFile& file) : file_(file) { buffer_.reserve(kBufferBytes); }
+
+  void append(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const size_t count = std::min(bytes.size(), kBufferBytes - buffer_.size());
+      buffer_.insert(buffer_.end(), bytes.begin(), bytes.begin() + static_cast<int64_t>(count));
+      bytes = bytes.subspan(count);
+      if (buffer_.size() == kBufferBytes) {
+        flush();
+      }
     }
-    writer.append({page, page_bytes});
-  });
-}
+  }
+  Section end_section() {
+    const int64_t bytes = offset() - begin_;
+    append(std::vector<std::byte>(static_cast<size_t>(padded(bytes) - bytes)));
+    flush();
+    const Section section{static_cast<uint64_t>(bytes), hasher_.digest()};
+    hasher_.reset();
+    begin_ = offset();
+    return section;
+  }
+  /// Of the next byte.
+  int64_t offset() const { return flushed_ + static_cast<int64_t>(buffer_.size()); }
+
+ private:
+  void flush() {
+    file_.write_at(flushed_, buffer_);
+    hasher_.update(buffer_);
+    flushed_ += static_cast<int64_t>(buffer_.size());
+    buffer_.clear();
+  }
+
+  AtomicFile& file_;
+  Hasher hasher_;
+  std::vector<std::byte> buffer_;
+  int64_t flushed_ = kSectionsBegin;  // bytes before the buffer
+  int64_t begin_ = kSectionsBegin;    // of the section
+};
 
 }  // namespace
 
-KvShape make_kv_shape(uint64_t model_fingerprint, std::span<const KvGroup> groups,
-                      const KvGeometry& geometry) {
-  KvShape shape;
-  shape.model_fingerprint = model_fingerprint;
-  for (const KvGroup& group : groups) {
-    shape.groups.push_back({static_cast<int>(group.layers.size()), group.window});
+DocumentImage::DocumentImage(const Document& document, const DocumentIdentity& identity,
+                             std::shared_ptr<const ScoreSet> scores)
+    : layout_(document.geometry().page), scores_(std::move(scores)) {
+  if (document.global_layers() == 0) {
+    throw Error(ErrorKind::kUsage, "documents of a model without global layers have no files");
   }
-  shape.kv_heads = geometry.kv_heads;
-  shape.page = geometry.page;
-  return shape;
-}
-
-void save_document(const std::string& path, const Document& document,
-                   const DocumentIdentity& identity) {
-  if (!document.compressed()) {
-    throw Error(ErrorKind::kUsage, "only a compressed document can be saved");
-  }
-  check_identity(document, identity);
-  AtomicFile file(path);
-  SectionWriter writer(file);
-  Preamble preamble;
-  const KvShape& shape = identity.shape;
-  write_header(writer, document, identity);
-  preamble.section[kHeader] = writer.end_section();
+  check_identity(document, identity, scores_.get());
+  header_ = encode_header(identity);
+  const KvGeometry& geometry = document.geometry();
+  int64_t pages = 0;
   for (int layer = 0; layer < document.global_layers(); ++layer) {
-    for (int head = 0; head < shape.kv_heads; ++head) {
-      writer.append_value(static_cast<uint32_t>(document.retained(layer, head)));
+    for (int head = 0; head < geometry.kv_heads; ++head) {
+      lengths_.push_back(static_cast<uint32_t>(document.retained(layer, head)));
+      pages += geometry.pages_for(lengths_.back());
     }
   }
-  preamble.section[kLengths] = writer.end_section();
-  write_pages(writer, shape.page, document.segment(0), shape.groups[0].layers);
-  preamble.section[kPages] = writer.end_section();
-  for (size_t group = 1; group < shape.groups.size(); ++group) {
-    write_pages(writer, shape.page, document.segment(static_cast<int>(group)),
-                shape.groups[group].layers);
+  int64_t window_pages = 0;
+  for (int group = 0; group < document.groups(); ++group) {
+    segments_.push_back(document.segment(group));
+    layers_.push_back(identity.shape.groups[static_cast<size_t>(group)].layers);
+    if (group > 0) {
+      const int64_t run =
+          geometry.pages_for(document.logical_length()) - segments_.back().first_page;
+      window_pages += run * layers_.back() * geometry.kv_heads;
+    }
   }
-  preamble.section[kWindows] = writer.end_section();
-  preamble.file_bytes = static_cast<uint64_t>(writer.offset());
-  preamble.hash = preamble_hash(preamble);
-  file.write_at(0, std::as_bytes(std::span(&preamble, 1)));
-  file.commit();
+  const auto bytes_of_list = [](const auto& list) {
+    return padded(static_cast<int64_t>(std::as_bytes(std::span(list)).size()));
+  };
+  file_bytes_ = kSectionsBegin + bytes_of_list(header_) + bytes_of_list(lengths_) +
+                (pages + window_pages) * layout_.page_bytes() +
+                (scores_ == nullptr ? 0 : bytes_of_list(scores_->scores));
+}
+
+class DocumentFileWriter::State {
+ public:
+  State(Files& files, const std::string& path, DocumentImage image, const DocumentListing& listing)
+      : image_(std::move(image)), slot_(encode_listing(listing)), file_(files, path) {
+    std::vector<PageCursor::Part> parts;
+    parts.reserve(image_.segments_.size());
+    for (size_t group = 0; group < image_.segments_.size(); ++group) {
+      parts.push_back({image_.segments_[group], image_.layers_[group]});
+    }
+    windows_ = PageCursor(image_.layout_, {parts.begin() + 1, parts.end()});
+    parts.resize(1);
+    pages_ = PageCursor(image_.layout_, std::move(parts));
+    scratch_.resize(static_cast<size_t>(image_.layout_.page_bytes()));
+  }
+
+  bool step(int64_t bytes) {
+    CHECK(!committed_);
+    const int64_t goal = sections_.offset() + bytes;
+    if (section_ == kSections) {
+      commit();
+      return false;
+    }
+    while (section_ < kSections && sections_.offset() < goal) {
+      if (!append_piece()) {
+        preamble_.section[section_++] = sections_.end_section();
+      }
+    }
+    return true;
+  }
+
+ private:
+  // Some bytes of the section in hand. False if it has no more.
+  bool append_piece() {
+    switch (section_) {
+      case kHeader:
+        return append_bytes(std::as_bytes(std::span(image_.header_)));
+      case kLengths:
+        return append_bytes(std::as_bytes(std::span(image_.lengths_)));
+      case kPages:
+        return append_page(pages_.next());
+      case kWindows:
+        return append_page(windows_.next());
+      default:
+        return image_.scores_ != nullptr &&
+               append_bytes(std::as_bytes(std::span(image_.scores_->scores)));
+    }
+  }
+
+  bool append_bytes(std::span<const std::byte> all) {
+    const std::span<const std::byte> rest = all.subspan(done_);
+    const std::span<const std::byte> piece =
+        rest.first(std::min<size_t>(rest.size(), kBufferBytes));
+    sections_.append(piece);
+    done_ = piece.empty() ? 0 : done_ + piece.size();  // 0 for the next section
+    return !piece.empty();
+  }
+
+  bool append_page(const PageCursor::Place& place) {
+    if (place.page == nullptr) {
+      return false;
+    }
+    const std::byte* page = place.page;
+    if (place.pairs < image_.layout_.page_tokens) {
+      std::memcpy(scratch_.data(), page, scratch_.size());
+      clear_tail(image_.layout_, place.pairs, scratch_.data());
+      page = scratch_.data();
+    }
+    sections_.append({page, scratch_.size()});
+    return true;
+  }
+
+  void commit() {
+    CHECK_EQ(sections_.offset(), image_.file_bytes());
+    preamble_.file_bytes = static_cast<uint64_t>(image_.file_bytes());
+    preamble_.hash = preamble_hash(preamble_);
+    std::vector<std::byte> start(static_cast<size_t>(kSectionsBegin));
+    std::memcpy(start.data(), &preamble_, sizeof(preamble_));
+    std::memcpy(start.data() + kSlotsBegin, &slot_, sizeof(slot_));
+    file_.write_at(0, start);
+    file_.commit();
+    committed_ = true;
+  }
+
+  DocumentImage image_;
+  ListingSlot slot_;
+  AtomicFile file_;
+  SectionWriter sections_{file_};
+  Preamble preamble_;
+  size_t section_ = 0;  // in hand
+  size_t done_ = 0;     // bytes of it, where it is one run of bytes
+  PageCursor pages_;
+  PageCursor windows_;
+  std::vector<std::byte> scratch_;  // a page
+  bool committed_ = false;
+};
+
+DocumentFileWriter::DocumentFileWriter(Files& files, const std::string& path, DocumentImage image,
+                                       const DocumentListing& listing)
+    : state_(std::make_unique<State>(files, path, std::move(image), listing)) {}
+
+DocumentFileWriter::~DocumentFileWriter() = default;
+
+bool DocumentFileWriter::step(int64_t bytes) { return state_->step(bytes); }
+
+void save_document(const std::string& path, const Document& document,
+                   const DocumentIdentity& identity, const DocumentListing& listing,
+                   std::shared_ptr<const ScoreSet> scores, Files& files) {
+  DocumentFileWriter writer(files, path, DocumentImage(document, identity, std::move(scores)),
+                            listing);
+  while (writer.step(kBufferBytes)) {
+  }
 }
 
 }  // namespace pagezip

@@ -1,24 +1,32 @@
-// A compressed document on disk: one file that describes itself.
+// A document on disk: one file that describes itself, and that can be mapped.
 //
-// Version 0: free to change until the serving core fixes version 1; a file of another version is
-// refused. Little-endian. Every section begins at a multiple of 64 bytes, so that a later version
-// can map it; what fills it up is zero and part of its hash (XXH3-64).
+// Format version 1; a file of another version is refused. Little-endian. Every section begins at a
+// multiple of 64 bytes, as pages need; what fills it up is zero and part of its hash (XXH3-128).
 //
-//   preamble   128 bytes: magic, version, file size, size and hash of each section, own hash
-//   header     DocumentIdentity, and the first page of every sliding group's window
+//   preamble   256 bytes: magic, version, file size, size and hash of each section, own hash
+//   listings   2 x 512 bytes: id, name, scope, times, pin. The one of the higher revision counts;
+//              they are all of a file that ever changes
+//   header     the canonical record (document_identity.h), the version, the provenance
 //   lengths    uint32 [global layers, heads]: pairs, prefix included
 //   pages      of every (layer, head) of the global group in this order: the pages of its list, the
 //              system prefix's among them, so that no file needs another
 //   windows    of every sliding group: [layers, heads, pages of the window]
+//   scores     float32 [global layers, heads, context tokens], or nothing: what a lower ratio is
+//   cut
+//              by
 //
 // A page is as in memory (kernels/kv_view.h); slots behind a list's end are zero, so that equal
 // documents are equal files and nothing of other documents gets out.
 //
 // A file is untrusted: whatever its bytes are, reading ends in a result or in one Error(kModelFile)
 // "PATH: what is wrong", and nothing is allocated in proportion to a number of the file before that
-// number was compared with the bytes that are there. The hashes find damage, not forgery.
+// number was compared with the bytes that are there. Error(kRuntime) where the system can't read.
+// The hashes find damage, not forgery.
 //
-// save_document and load_document: engine thread only, as the pool. read_document_header: any.
+// Thread rule: what takes or gives a Document (DocumentImage, DocumentFileReader::fill,
+// save_document, load_document) runs on the engine thread, as the pool. All else, the steps above
+// all, may run on any one thread at a time: a step touches the bytes of pages and no counts, and
+// whoever drives it keeps the document pinned meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -27,74 +35,118 @@
 #include <string>
 #include <vector>
 
-#include "base/ids.h"
-#include "kernels/kv_view.h"
 #include "paging/block_pool.h"
-#include "paging/block_table.h"
 #include "paging/document.h"
+#include "paging/document_identity.h"
+#include "paging/files.h"
+#include "paging/selection.h"
 
 namespace pagezip {
 
-struct KvGroupShape {
-  int layers = 0;
-  int window = 0;  // 0: global
-  friend bool operator==(const KvGroupShape&, const KvGroupShape&) = default;
+/// What a file will hold, but for its listing. Borrows the pages of a document, so that these can
+/// be written in slices by another thread.
+class DocumentImage {
+ public:
+  /// `scores` may be null. Throws Error(kUsage) for a model without global layers, and for an
+  /// identity whose texts a reader would refuse (control characters, over 4096 bytes). REQUIRES:
+  /// identity and scores are the document's, which outlives this.
+  DocumentImage(const Document& document, const DocumentIdentity& identity,
+                std::shared_ptr<const ScoreSet> scores);
+
+  /// Of the whole file.
+  int64_t file_bytes() const { return file_bytes_; }
+
+ private:
+  friend class DocumentFileWriter;
+
+  PageLayout layout_;
+  std::string header_;
+  std::vector<uint32_t> lengths_;  // [global layers, heads]
+  std::vector<Segment> segments_;  // [groups]
+  std::vector<int> layers_;        // [groups]
+  std::shared_ptr<const ScoreSet> scores_;
+  int64_t file_bytes_ = 0;
 };
 
-/// What a document's pages must have in common with the model and the pool that they serve.
-struct KvShape {
-  uint64_t model_fingerprint = 0;
-  std::vector<KvGroupShape> groups;  // group 0 is global
-  int kv_heads = 0;
-  PageLayout page;
-  uint32_t page_version = PageLayout::kVersion;
-};
+/// Writes the whole file or none: until the last step, and after a crash or an error, `path` is as
+/// it was before. Throws Error(kOutput) with the system's reason; no step may follow.
+class DocumentFileWriter {
+ public:
+  /// Borrows `files` and what `image` borrows. REQUIRES: is_valid(listing).
+  DocumentFileWriter(Files& files, const std::string& path, DocumentImage image,
+                     const DocumentListing& listing);
+  ~DocumentFileWriter();
+  DocumentFileWriter(const DocumentFileWriter&) = delete;
+  DocumentFileWriter& operator=(const DocumentFileWriter&) = delete;
 
-KvShape make_kv_shape(uint64_t model_fingerprint, std::span<const KvGroup> groups,
-                      const KvGeometry& geometry);
+  /// Writes about `bytes` more bytes (in units of 256 KiB). False: the file is durable under its
+  /// name. The step that syncs does nothing else. REQUIRES: no step returned false before.
+  bool step(int64_t bytes);
 
-/// What a document is made of and how: with the same identity it would be made again.
-struct DocumentIdentity {
-  KvShape shape;
-  std::vector<TokenId> prefix_ids;   // the system prefix
-  std::vector<TokenId> context_ids;  // the document's own tokens
-  std::string scorer;
-  int64_t chunk_tokens = 0;  // of a scoring chunk
-  std::string selector;
-  double keep_ratio = 0;
-  int64_t min_per_head = 0;
-  std::string provenance;  // backend, build, source; isn't compared
+ private:
+  class State;
+  std::unique_ptr<State> state_;
 };
 
 struct DocumentHeader {
+  DocumentListing listing;
   DocumentIdentity identity;
   std::vector<uint32_t> lengths;  // [global layers, heads], pairs, prefix included
+  bool has_scores = false;
   int64_t file_bytes = 0;
 
-  int64_t logical_length() const {
-    return static_cast<int64_t>(identity.prefix_ids.size() + identity.context_ids.size());
-  }
+  int64_t logical_length() const { return identity.logical_length(); }
 };
+
+/// Reads a file, its pages straight into a document's. In this order: construct, make a blank
+/// document of shape(), fill() it, step() until false. Until then nobody may read the document.
+class DocumentFileReader {
+ public:
+  /// Reads and checks everything but the pairs and the scores. Throws Error(kModelFile) for a file
+  /// that is broken or doesn't fit `expected`, and says what differs. Token ids aren't negative,
+  /// but weren't compared with a vocabulary. Borrows `files`.
+  DocumentFileReader(Files& files, const std::string& path, const KvShape& expected);
+  ~DocumentFileReader();
+  DocumentFileReader(const DocumentFileReader&) = delete;
+  DocumentFileReader& operator=(const DocumentFileReader&) = delete;
+
+  const DocumentHeader& header() const;
+  DocumentShape shape() const;
+  /// REQUIRES: `blank` was made of shape() in a pool that `expected` describes; it outlives the
+  /// steps.
+  void fill(const Document& blank);
+  /// Reads about `bytes` more bytes (in units of 256 KiB). False: all is read and verified. Throws
+  /// as the constructor; the document is worth nothing then. REQUIRES: fill().
+  bool step(int64_t bytes);
+  /// Null if the file has none. REQUIRES: a step returned false.
+  std::shared_ptr<const ScoreSet> scores() const;
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
+
+/// Puts a new listing into a file, durably: after a crash it has the old or the new one. Throws
+/// Error(kModelFile), Error(kOutput). REQUIRES: is_valid(listing); its revision is the highest yet.
+void update_listing(Files& files, const std::string& path, const DocumentListing& listing);
+
+/// Everything but the pairs and the scores, which aren't read: their hashes aren't checked.
+DocumentHeader read_document_header(const std::string& path, Files& files = system_files());
+
+/// Writes a file in one go.
+void save_document(const std::string& path, const Document& document,
+                   const DocumentIdentity& identity, const DocumentListing& listing = {},
+                   std::shared_ptr<const ScoreSet> scores = nullptr, Files& files = system_files());
 
 struct LoadedDocument {
   std::shared_ptr<const Document> document;
-  DocumentIdentity identity;
+  DocumentHeader header;
+  std::shared_ptr<const ScoreSet> scores;  // null if the file has none
 };
 
-/// Writes the whole file or none: after a crash or an error `path` is as it was before. Throws
-/// Error(kOutput) with the system's reason, and Error(kUsage) for a document that isn't compressed
-/// or an identity whose texts load_document would refuse (control characters, over 4096 bytes).
-/// REQUIRES: identity.shape and its ids are the document's.
-void save_document(const std::string& path, const Document& document,
-                   const DocumentIdentity& identity);
-
-/// Throws Error(kModelFile) for a file that is broken or doesn't fit `expected`, and says what
-/// differs; Error(kOutOfMemory) if the pool has too few blocks. Token ids aren't negative, but
-/// weren't compared with a vocabulary. REQUIRES: expected.page is the pool's.
-LoadedDocument load_document(const std::string& path, BlockPool& pool, const KvShape& expected);
-
-/// Everything but the pairs, which aren't read: their hashes aren't checked. Throws
-/// Error(kModelFile).
-DocumentHeader read_document_header(const std::string& path);
+/// Reads a file in one go. Throws Error(kOutOfMemory) too, if the pool has too few blocks.
+/// REQUIRES: `expected` describes the pool.
+LoadedDocument load_document(const std::string& path, BlockPool& pool, const KvShape& expected,
+                             Files& files = system_files());
 
 }  // namespace pagezip

@@ -1,4 +1,4 @@
-// What the two halves of document_file.h share: the bytes of a file, and their order.
+// The bytes of a document file, for the files that implement document_file.h, and for tests.
 #pragma once
 
 #include <xxhash.h>
@@ -7,27 +7,53 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/check.h"
 #include "base/math.h"
 #include "kernels/kv_view.h"
+#include "paging/document_identity.h"
+#include "paging/file_io.h"
 
 namespace pagezip::document_file {
 
 static_assert(std::endian::native == std::endian::little, "numbers are copied as they are");
 
-inline constexpr uint32_t kVersion = 0;
+inline constexpr uint32_t kVersion = 1;
 inline constexpr int64_t kAlignment = 64;
-inline constexpr size_t kSections = 4;
-enum SectionIndex : size_t { kHeader, kLengths, kPages, kWindows };
+inline constexpr size_t kSections = 5;
+enum SectionIndex : size_t { kHeader, kLengths, kPages, kWindows, kScores };
 inline constexpr const char* kSectionNames[kSections] = {"header", "list of lengths", "pages",
-                                                         "windows"};
+                                                         "windows", "scores"};
+
+// Sanity bounds: far above any real document, far below what exhausts memory or overflows.
+inline constexpr uint64_t kMetadataBytesMax = uint64_t{1} << 28;  // of header, of lengths
+inline constexpr uint64_t kTextBytesMax = 4096;
+inline constexpr uint32_t kGroupsMax = 1024;
+inline constexpr uint32_t kLayersMax = 1024;
+inline constexpr uint32_t kHeadsMax = 1 << 16;
+/// What is read or written at once.
+inline constexpr int64_t kBufferBytes = 256 << 10;
+
+/// XXH3-128.
+struct Hash {
+  uint64_t low = 0;
+  uint64_t high = 0;
+  friend bool operator==(const Hash&, const Hash&) = default;
+};
+
+inline Hash hash_of(std::span<const std::byte> bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return {hash.low64, hash.high64};
+}
 
 struct Section {
   uint64_t bytes = 0;  // without padding
-  uint64_t hash = 0;   // of the padded bytes
+  Hash hash;           // of the padded bytes
 };
 
 struct Preamble {
@@ -36,62 +62,124 @@ struct Preamble {
   uint32_t sections = kSections;
   uint64_t file_bytes = 0;
   Section section[kSections];
-  uint64_t reserved[4] = {};
-  uint64_t hash = 0;  // of all before it
+  uint64_t reserved[12] = {};
+  Hash hash;  // of all before it
 };
-static_assert(sizeof(Preamble) == 128 && sizeof(Preamble) % kAlignment == 0);
+static_assert(sizeof(Preamble) == 256);
 
-// Sanity bounds: far above any real document, far below what exhausts memory or overflows.
-inline constexpr uint64_t kMetadataBytesMax = uint64_t{1} << 28;  // of header, of lengths
-inline constexpr uint64_t kTextBytesMax = 4096;
-inline constexpr uint32_t kGroupsMax = 1024;
-inline constexpr uint32_t kLayersMax = 1024;
-inline constexpr uint32_t kHeadsMax = 1 << 16;
-inline constexpr int64_t kBufferBytes = 1 << 20;
+/// A listing as it lies in the file. There are two: a change goes into the older one, so that a
+/// crash leaves one of them whole.
+struct ListingSlot {
+  Hash hash;  // of all behind it
+  uint64_t revision = 0;
+  int64_t created_s = 0;
+  int64_t ttl_s = 0;
+  uint8_t pinned = 0;
+  uint8_t scope_kind = 0;
+  uint8_t id_bytes = 0;
+  uint8_t scope_bytes = 0;
+  uint16_t name_bytes = 0;
+  uint16_t reserved_a = 0;
+  uint64_t reserved_b[2] = {};
+  char id[DocumentListing::kIdBytesMax] = {};
+  char scope[DocumentListing::kScopeBytesMax] = {};
+  char name[DocumentListing::kNameBytesMax] = {};
+};
+static_assert(sizeof(ListingSlot) == 512);
+
+inline constexpr int64_t kSlotsBegin = sizeof(Preamble);
+inline constexpr int64_t kSectionsBegin = kSlotsBegin + 2 * sizeof(ListingSlot);
+static_assert(kSectionsBegin % kAlignment == 0);
 
 constexpr int64_t padded(int64_t bytes) { return round_up(bytes, kAlignment); }
 
-inline uint64_t preamble_hash(const Preamble& preamble) {
-  return XXH3_64bits(&preamble, offsetof(Preamble, hash));
+inline Hash preamble_hash(const Preamble& preamble) {
+  return hash_of(std::as_bytes(std::span(&preamble, 1)).first(offsetof(Preamble, hash)));
 }
-
-// Texts get to a terminal with `inspect`: no control characters.
-inline bool is_plain_text(std::string_view text) {
-  return text.size() <= kTextBytesMax && std::all_of(text.begin(), text.end(), [](char c) {
-           return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f;
-         });
+inline Hash slot_hash(const ListingSlot& slot) {
+  return hash_of(std::as_bytes(std::span(&slot, 1)).subspan(sizeof(Hash)));
 }
 
 class Hasher {
  public:
   Hasher() : state_(XXH3_createState()) {
     CHECK(state_ != nullptr);
-    XXH3_64bits_reset(state_);
+    XXH3_128bits_reset(state_);
   }
   ~Hasher() { XXH3_freeState(state_); }
   Hasher(const Hasher&) = delete;
   Hasher& operator=(const Hasher&) = delete;
   void update(std::span<const std::byte> bytes) {
-    XXH3_64bits_update(state_, bytes.data(), bytes.size());
+    XXH3_128bits_update(state_, bytes.data(), bytes.size());
   }
-  uint64_t digest() const { return XXH3_64bits_digest(state_); }
+  Hash digest() const {
+    const XXH128_hash_t hash = XXH3_128bits_digest(state_);
+    return {hash.low64, hash.high64};
+  }
+  void reset() { XXH3_128bits_reset(state_); }
 
  private:
   XXH3_state_t* state_;
 };
 
-// Calls f(page, pairs in it) for every page of a segment that holds pairs: the order of the file.
-template <typename Visit>
-void visit_pages(const PageLayout& layout, const Segment& segment, int layers, const Visit& f) {
-  for (int layer = 0; layer < layers; ++layer) {
-    for (int head = 0; head < segment.heads; ++head) {
-      const int64_t length = segment.length(layer, head);
-      for (int64_t page = segment.first_page; page * layout.page_tokens < length; ++page) {
-        const int64_t pairs = length - page * layout.page_tokens;
-        f(segment.page(layer, head, page), std::min<int64_t>(pairs, layout.page_tokens));
+/// The pages of some segments that hold pairs, in the order of the file.
+class PageCursor {
+ public:
+  struct Part {
+    Segment segment;
+    int layers = 0;
+  };
+  struct Place {
+    std::byte* page = nullptr;  // null: there are no more
+    int64_t pairs = 0;
+  };
+
+  PageCursor() = default;
+  PageCursor(const PageLayout& layout, std::vector<Part> parts)
+      : page_tokens_(layout.page_tokens), parts_(std::move(parts)) {
+    page_ = parts_.empty() ? 0 : parts_[0].segment.first_page;
+  }
+
+  Place next() {
+    for (; part_ < parts_.size(); next_list()) {
+      const Segment& segment = parts_[part_].segment;
+      const int64_t pairs = segment.length(layer_, head_) - page_ * page_tokens_;
+      if (pairs > 0) {
+        return {segment.page(layer_, head_, page_++), std::min<int64_t>(pairs, page_tokens_)};
       }
     }
+    return {};
   }
-}
+
+ private:
+  void next_list() {
+    if (++head_ == parts_[part_].segment.heads) {
+      head_ = 0;
+      if (++layer_ == parts_[part_].layers) {
+        layer_ = 0;
+        ++part_;
+      }
+    }
+    page_ = part_ < parts_.size() ? parts_[part_].segment.first_page : 0;
+  }
+
+  int page_tokens_ = 0;
+  std::vector<Part> parts_;
+  size_t part_ = 0;
+  int layer_ = 0;
+  int head_ = 0;
+  int64_t page_ = 0;
+};
+
+/// The header section: the canonical record, then the version and the provenance.
+std::string encode_header(const DocumentIdentity& identity);
+/// REQUIRES: `bytes` are the header section of `file`, which gets the blame. Throws
+/// Error(kModelFile).
+DocumentIdentity decode_header(const InputFile& file, std::span<const std::byte> bytes);
+
+/// REQUIRES: is_valid(listing).
+ListingSlot encode_listing(const DocumentListing& listing);
+/// Nothing if the slot was never written, was torn, or says what can't be.
+std::optional<DocumentListing> decode_listing(const ListingSlot& slot);
 
 }  // namespace pagezip::document_file

@@ -1,9 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
-#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -21,9 +19,9 @@ using namespace document_file;  // NOLINT(google-build-using-namespace): this fi
 // One section from front to end, hashed as it passes.
 class SectionReader {
  public:
-  SectionReader(const InputFile& file, const Preamble& preamble, SectionIndex index)
+  SectionReader(const InputFile& file, const Preamble& preamble, size_t index)
       : file_(file), section_(preamble.section[index]), name_(kSectionNames[index]) {
-    offset_ = sizeof(Preamble);
+    offset_ = kSectionsBegin;
     for (size_t i = 0; i < index; ++i) {
       offset_ += padded(static_cast<int64_t>(preamble.section[i].bytes));
     }
@@ -76,7 +74,7 @@ class SectionReader {
 Preamble read_preamble(const InputFile& file) {
   Preamble preamble;
   const Preamble good;
-  if (file.size() < static_cast<int64_t>(sizeof(preamble))) {
+  if (file.size() < kSectionsBegin) {
     file.fail("is too short for a document file");
   }
   file.read_at(0, std::as_writable_bytes(std::span(&preamble, 1)));
@@ -96,7 +94,7 @@ Preamble read_preamble(const InputFile& file) {
                           file_bytes < preamble.file_bytes ? "truncated" : "too long", file_bytes,
                           preamble.file_bytes));
   }
-  uint64_t end = sizeof(Preamble);
+  uint64_t end = kSectionsBegin;
   for (const Section& section : preamble.section) {
     if (section.bytes > file_bytes) {
       file.fail("has a section that ends behind the file");
@@ -111,6 +109,17 @@ Preamble read_preamble(const InputFile& file) {
   return preamble;
 }
 
+DocumentListing read_listing(const InputFile& file) {
+  ListingSlot slots[2];
+  file.read_at(kSlotsBegin, std::as_writable_bytes(std::span(slots)));
+  const auto first = decode_listing(slots[0]);
+  const auto second = decode_listing(slots[1]);
+  if (!first && !second) {
+    file.fail("is damaged: none of its listings is readable");
+  }
+  return !second || (first && first->revision >= second->revision) ? *first : *second;
+}
+
 std::vector<std::byte> read_section(const InputFile& file, const Preamble& preamble,
                                     SectionIndex index) {
   std::vector<std::byte> bytes(preamble.section[index].bytes);
@@ -120,277 +129,251 @@ std::vector<std::byte> read_section(const InputFile& file, const Preamble& pream
   return bytes;
 }
 
-// Values of the header section, each checked against the bytes that are left.
-class HeaderReader {
- public:
-  HeaderReader(const InputFile& file, std::span<const std::byte> bytes)
-      : file_(file), bytes_(bytes) {}
-
-  [[noreturn]] void fail(const char* what) const {
-    file_.fail(fmt::format("has a header with a wrong {}", what));
-  }
-  template <typename T>
-  T value(const char* what) {
-    T value;
-    copy(what, std::as_writable_bytes(std::span(&value, 1)));
-    return value;
-  }
-  /// A uint32 in [low, high].
-  int small(const char* what, uint32_t low, uint32_t high) {
-    const auto number = value<uint32_t>(what);
-    if (number < low || number > high) {
-      fail(what);
-    }
-    return static_cast<int>(number);
-  }
-  std::vector<TokenId> ids(const char* what) {
-    std::vector<TokenId> ids(count(what, sizeof(TokenId)));
-    copy(what, std::as_writable_bytes(std::span(ids)));
-    if (std::any_of(ids.begin(), ids.end(), [](TokenId id) { return id < 0; })) {
-      fail(what);
-    }
-    return ids;
-  }
-  std::string text(const char* what) {
-    std::string text(count(what, 1), '\0');
-    copy(what, std::as_writable_bytes(std::span(text)));
-    if (!is_plain_text(text)) {
-      fail(what);
-    }
-    return text;
-  }
-  int64_t non_negative(const char* what) {
-    const auto number = value<int64_t>(what);
-    if (number < 0) {
-      fail(what);
-    }
-    return number;
-  }
-  void finish() const {
-    if (!bytes_.empty()) {
-      fail("size");
-    }
-  }
-
- private:
-  size_t count(const char* what, size_t element_bytes) {
-    const auto count = value<uint64_t>(what);
-    if (count > bytes_.size() / element_bytes) {
-      fail(what);
-    }
-    return count;
-  }
-  void copy(const char* what, std::span<std::byte> target) {
-    if (target.size() > bytes_.size()) {
-      fail(what);
-    }
-    std::copy_n(bytes_.begin(), target.size(), target.begin());
-    bytes_ = bytes_.subspan(target.size());
-  }
-
-  const InputFile& file_;
-  std::span<const std::byte> bytes_;
-};
-
-KvShape read_shape(HeaderReader& reader) {
-  constexpr auto kTypeMax = static_cast<uint32_t>(KvType::kBF16);
-  constexpr uint32_t kIntMax = std::numeric_limits<int32_t>::max();
-  KvShape shape;
-  shape.model_fingerprint = reader.value<uint64_t>("fingerprint");
-  shape.page_version = reader.value<uint32_t>("page version");
-  shape.page.k_type = static_cast<KvType>(reader.small("KV type", 0, kTypeMax));
-  shape.page.v_type = static_cast<KvType>(reader.small("KV type", 0, kTypeMax));
-  shape.page.page_tokens = reader.small("page size", 16, 64);
-  shape.page.head_dim = reader.small("head length", 16, 1024);
-  if (!std::has_single_bit(static_cast<uint32_t>(shape.page.page_tokens))) {
-    reader.fail("page size");
-  }
-  if (shape.page.head_dim % 16 != 0) {
-    reader.fail("head length");
-  }
-  shape.kv_heads = reader.small("number of KV heads", 1, kHeadsMax);
-  shape.groups.resize(static_cast<size_t>(reader.small("number of KV groups", 1, kGroupsMax)));
-  for (KvGroupShape& group : shape.groups) {
-    const bool global = &group == shape.groups.data();
-    group.layers = reader.small("number of layers", 1, kLayersMax);
-    group.window = reader.small("window", global ? 0 : 1, global ? 0 : kIntMax);
-  }
-  return shape;
-}
-
-// What metadata says, checked in itself.
-struct Metadata {
-  DocumentIdentity identity;
-  CompressedShape compressed;
-};
-
-void read_header(const InputFile& file, const Preamble& preamble, Metadata& metadata) {
-  const std::vector<std::byte> bytes = read_section(file, preamble, kHeader);
-  HeaderReader reader(file, bytes);
-  DocumentIdentity& identity = metadata.identity;
-  CompressedShape& compressed = metadata.compressed;
-  identity.shape = read_shape(reader);
-  for (size_t group = 1; group < identity.shape.groups.size(); ++group) {
-    compressed.first_pages.push_back(reader.non_negative("window"));
-  }
-  identity.prefix_ids = reader.ids("prefix");
-  identity.context_ids = reader.ids("text");
-  identity.scorer = reader.text("scorer");
-  identity.chunk_tokens = reader.non_negative("chunk size");
-  identity.selector = reader.text("selector");
-  identity.keep_ratio = reader.value<double>("keep ratio");
-  if (!(identity.keep_ratio >= 0 && identity.keep_ratio <= 1)) {
-    reader.fail("keep ratio");
-  }
-  identity.min_per_head = reader.non_negative("minimum per head");
-  identity.provenance = reader.text("provenance");
-  reader.finish();
-
-  compressed.prefix_length = static_cast<int64_t>(identity.prefix_ids.size());
-  compressed.logical_length =
-      compressed.prefix_length + static_cast<int64_t>(identity.context_ids.size());
-  for (size_t group = 1; group < identity.shape.groups.size(); ++group) {
-    const int64_t behind = compressed.logical_length - identity.shape.groups[group].window + 1;
-    const int64_t first = std::max<int64_t>(behind, 0) / identity.shape.page.page_tokens;
-    if (compressed.first_pages[group - 1] != first) {
-      reader.fail("window");
-    }
-  }
-}
-
-void read_lengths(const InputFile& file, const Preamble& preamble, Metadata& metadata) {
-  const KvShape& shape = metadata.identity.shape;
-  CompressedShape& compressed = metadata.compressed;
+void read_lengths(const InputFile& file, const Preamble& preamble, DocumentHeader& header) {
+  const KvShape& shape = header.identity.shape;
   const uint64_t lists =
       static_cast<uint64_t>(shape.groups[0].layers) * static_cast<uint64_t>(shape.kv_heads);
   if (preamble.section[kLengths].bytes != lists * sizeof(uint32_t)) {
     file.fail("has sections of wrong sizes");
   }
   const std::vector<std::byte> bytes = read_section(file, preamble, kLengths);
-  compressed.lengths.resize(lists);
-  std::memcpy(compressed.lengths.data(), bytes.data(), bytes.size());
-  for (int64_t length : compressed.lengths) {
-    if (length < compressed.prefix_length || length > compressed.logical_length) {
-      file.fail(fmt::format("has a list of {} pairs in a text of {} tokens", length,
-                            compressed.logical_length));
+  header.lengths.resize(lists);
+  std::memcpy(header.lengths.data(), bytes.data(), bytes.size());
+  const int64_t longest = header.logical_length();
+  const int64_t shortest = header.identity.version.full
+                               ? longest
+                               : static_cast<int64_t>(header.identity.prefix_ids.size());
+  for (int64_t length : header.lengths) {
+    if (length < shortest || length > longest) {
+      file.fail(fmt::format("has a list of {} pairs in a {} of {} tokens", length,
+                            header.identity.version.full ? "full document" : "text", longest));
     }
   }
 }
 
-// The sizes of the two sections of pages follow from the rest. Nothing overflows: every factor has
-// its bound, and a page is at least 1024 bytes.
-void check_page_sections(const InputFile& file, const Preamble& preamble,
-                         const Metadata& metadata) {
-  const KvShape& shape = metadata.identity.shape;
-  const CompressedShape& compressed = metadata.compressed;
+/// Where the windows of the sliding groups begin: the first page that the next row reads.
+std::vector<int64_t> first_pages_of(const DocumentIdentity& identity) {
+  std::vector<int64_t> first_pages;
+  for (size_t group = 1; group < identity.shape.groups.size(); ++group) {
+    const int64_t behind = identity.logical_length() - identity.shape.groups[group].window + 1;
+    first_pages.push_back(std::max<int64_t>(behind, 0) / identity.shape.page.page_tokens);
+  }
+  return first_pages;
+}
+
+// The sizes of the sections behind the lengths follow from the rest. Nothing overflows: every
+// factor has its bound, and a page is at least 1024 bytes.
+void check_section_sizes(const InputFile& file, const Preamble& preamble, DocumentHeader& header) {
+  const KvShape& shape = header.identity.shape;
   const KvGeometry geometry{shape.page, shape.kv_heads, shape.groups[0].layers};
   uint64_t pages = 0;
-  for (int64_t length : compressed.lengths) {
+  for (int64_t length : header.lengths) {
     pages += static_cast<uint64_t>(geometry.pages_for(length));
   }
   uint64_t window_pages = 0;
+  const std::vector<int64_t> first_pages = first_pages_of(header.identity);
   for (size_t group = 1; group < shape.groups.size(); ++group) {
-    const int64_t run =
-        geometry.pages_for(compressed.logical_length) - compressed.first_pages[group - 1];
+    const int64_t run = geometry.pages_for(header.logical_length()) - first_pages[group - 1];
     window_pages += static_cast<uint64_t>(run * shape.groups[group].layers * shape.kv_heads);
   }
-  const auto page_bytes = static_cast<uint64_t>(shape.page.page_bytes());
-  const auto is_wrong = [&](SectionIndex index, uint64_t count) {
+  const auto is_wrong = [&](SectionIndex index, uint64_t count, uint64_t each_bytes) {
     const uint64_t bytes = preamble.section[index].bytes;
-    return bytes % page_bytes != 0 || bytes / page_bytes != count;
+    return bytes % each_bytes != 0 || bytes / each_bytes != count;
   };
-  if (is_wrong(kPages, pages) || is_wrong(kWindows, window_pages)) {
+  const auto page_bytes = static_cast<uint64_t>(shape.page.page_bytes());
+  const uint64_t pairs = header.lengths.size() * header.identity.context_ids.size();
+  header.has_scores = preamble.section[kScores].bytes > 0;
+  if (is_wrong(kPages, pages, page_bytes) || is_wrong(kWindows, window_pages, page_bytes) ||
+      (header.has_scores && is_wrong(kScores, pairs, sizeof(float)))) {
     file.fail("has sections of wrong sizes");
   }
 }
 
-Metadata read_metadata(const InputFile& file, const Preamble& preamble) {
-  Metadata metadata;
-  read_header(file, preamble, metadata);
-  read_lengths(file, preamble, metadata);
-  check_page_sections(file, preamble, metadata);
-  return metadata;
-}
-
-std::string describe(std::span<const KvGroupShape> groups) {
-  std::string text;
-  for (const KvGroupShape& group : groups) {
-    text += fmt::format("{}{} layers of window {}", text.empty() ? "" : ", ", group.layers,
-                        group.window);
-  }
-  return text;
-}
-
-const char* name_of(KvType type) {
-  constexpr const char* kNames[] = {"f32", "f16", "bf16"};
-  return kNames[static_cast<size_t>(type)];
-}
-
-void check_fits(const InputFile& file, const KvShape& shape, const KvShape& expected) {
-  const auto compare = [&](const char* what, const auto& found, const auto& wanted) {
-    if (found != wanted) {
-      file.fail(fmt::format("does not fit: {} {} instead of {}", what, found, wanted));
-    }
-  };
-  compare("made with the model of fingerprint", fmt::format("{:016x}", shape.model_fingerprint),
-          fmt::format("{:016x}", expected.model_fingerprint));
-  compare("KV groups of", describe(shape.groups), describe(expected.groups));
-  compare("KV heads:", shape.kv_heads, expected.kv_heads);
-  compare("head length", shape.page.head_dim, expected.page.head_dim);
-  compare("type of keys", std::string_view(name_of(shape.page.k_type)),
-          name_of(expected.page.k_type));
-  compare("type of values", std::string_view(name_of(shape.page.v_type)),
-          name_of(expected.page.v_type));
-  compare("tokens per page:", shape.page.page_tokens, expected.page.page_tokens);
-  compare("page version", shape.page_version, expected.page_version);
-}
-
-void read_pages(SectionReader& reader, const PageLayout& layout, const Segment& segment,
-                int layers) {
-  const auto page_bytes = static_cast<size_t>(layout.page_bytes());
-  visit_pages(layout, segment, layers, [&](std::byte* page, int64_t) {
-    reader.read({page, page_bytes});
-  });
+DocumentHeader read_header(const InputFile& file, const Preamble& preamble) {
+  DocumentHeader header;
+  header.file_bytes = file.size();
+  header.listing = read_listing(file);
+  header.identity = decode_header(file, read_section(file, preamble, kHeader));
+  read_lengths(file, preamble, header);
+  check_section_sizes(file, preamble, header);
+  return header;
 }
 
 }  // namespace
 
-LoadedDocument load_document(const std::string& path, BlockPool& pool, const KvShape& expected) {
+class DocumentFileReader::State {
+ public:
+  State(Files& files, const std::string& path, const KvShape& expected)
+      : file_(files, path),
+        preamble_(read_preamble(file_)),
+        header_(read_header(file_, preamble_)) {
+    const std::string difference = why_unfit(header_.identity.shape, expected);
+    if (!difference.empty()) {
+      file_.fail("does not fit: " + difference);
+    }
+    page_bytes_ = static_cast<size_t>(expected.page.page_bytes());
+  }
+
+  const DocumentHeader& header() const { return header_; }
+
+  void fill(const Document& blank) {
+    CHECK(blank.geometry().page == header_.identity.shape.page);
+    CHECK_EQ(blank.logical_length(), header_.logical_length());
+    CHECK_EQ(blank.groups(), static_cast<int>(header_.identity.shape.groups.size()));
+    std::vector<PageCursor::Part> windows;
+    windows.reserve(static_cast<size_t>(blank.groups()));
+    for (int group = 0; group < blank.groups(); ++group) {
+      windows.push_back(
+          {blank.segment(group), header_.identity.shape.groups[static_cast<size_t>(group)].layers});
+    }
+    const PageLayout& layout = blank.geometry().page;
+    pages_ = PageCursor(layout, {windows.begin(), windows.begin() + 1});
+    windows.erase(windows.begin());
+    windows_ = PageCursor(layout, std::move(windows));
+    start_section(kPages);
+  }
+
+  bool step(int64_t bytes) {
+    CHECK(section_ != nullptr);
+    for (int64_t read = 0; read < bytes;) {
+      const int64_t piece = read_piece();
+      read += piece;
+      if (piece == 0) {
+        section_->finish();
+        if (index_ == kScores) {
+          section_.reset();
+          return false;
+        }
+        start_section(index_ + 1);
+      }
+    }
+    return true;
+  }
+
+  std::shared_ptr<const ScoreSet> scores() const {
+    CHECK(section_ == nullptr);
+    return scores_;
+  }
+
+ private:
+  void start_section(size_t index) {
+    index_ = index;
+    section_ = std::make_unique<SectionReader>(file_, preamble_, index);
+    if (index == kScores && header_.has_scores) {
+      const KvShape& shape = header_.identity.shape;
+      scores_ = std::make_shared<ScoreSet>();
+      scores_->layers = shape.groups[0].layers;
+      scores_->heads = shape.kv_heads;
+      scores_->tokens = static_cast<int64_t>(header_.identity.context_ids.size());
+      scores_->scores.resize(static_cast<size_t>(scores_->pairs()));
+    }
+  }
+
+  // Returns the bytes it read of the section in hand; 0 if there are no more.
+  int64_t read_piece() {
+    std::span<std::byte> target;
+    if (index_ == kScores) {
+      if (scores_ != nullptr) {
+        const auto all = std::as_writable_bytes(std::span(scores_->scores));
+        target = all.subspan(scores_read_);
+        target = target.first(std::min<size_t>(target.size(), kBufferBytes));
+        scores_read_ += target.size();
+      }
+    } else if (std::byte* page = (index_ == kPages ? pages_ : windows_).next().page) {
+      target = {page, page_bytes_};
+    }
+    section_->read(target);
+    return static_cast<int64_t>(target.size());
+  }
+
+  InputFile file_;
+  Preamble preamble_;
+  DocumentHeader header_;
+  size_t page_bytes_ = 0;
+  PageCursor pages_;
+  PageCursor windows_;
+  size_t index_ = kPages;                   // of the section in hand
+  std::unique_ptr<SectionReader> section_;  // null: all is read
+  std::shared_ptr<ScoreSet> scores_;
+  size_t scores_read_ = 0;  // bytes
+};
+
+DocumentFileReader::DocumentFileReader(Files& files, const std::string& path,
+                                       const KvShape& expected)
+    : state_(std::make_unique<State>(files, path, expected)) {}
+
+DocumentFileReader::~DocumentFileReader() = default;
+
+const DocumentHeader& DocumentFileReader::header() const { return state_->header(); }
+
+DocumentShape DocumentFileReader::shape() const {
+  const DocumentHeader& header = state_->header();
+  DocumentShape shape;
+  shape.compressed = !header.identity.version.full;
+  shape.logical_length = header.logical_length();
+  shape.prefix_length = static_cast<int64_t>(header.identity.prefix_ids.size());
+  shape.first_pages = first_pages_of(header.identity);
+  if (shape.compressed) {
+    shape.lengths = header.lengths;
+  }
+  return shape;
+}
+
+void DocumentFileReader::fill(const Document& blank) { state_->fill(blank); }
+
+bool DocumentFileReader::step(int64_t bytes) { return state_->step(bytes); }
+
+std::shared_ptr<const ScoreSet> DocumentFileReader::scores() const { return state_->scores(); }
+
+void update_listing(Files& files, const std::string& path, const DocumentListing& listing) {
+  const auto fail = [&](int error) {
+    throw Error(ErrorKind::kOutput, "cannot write " + path + ": " + std::strerror(error));
+  };
+  ListingSlot slots[2];
+  InputFile(files, path).read_at(kSlotsBegin, std::as_writable_bytes(std::span(slots)));
+  const auto first = decode_listing(slots[0]);
+  const auto second = decode_listing(slots[1]);
+  const bool first_counts = first && (!second || first->revision >= second->revision);
+  const Opened opened = files.open(path, OpenMode::kUpdate);
+  if (opened.error != 0) {
+    fail(opened.error);
+  }
+  const ListingSlot slot = encode_listing(listing);
+  const int64_t offset = kSlotsBegin + (first_counts ? sizeof(ListingSlot) : 0);
+  if (const int error = write_all(*opened.file, offset, std::as_bytes(std::span(&slot, 1)));
+      error != 0) {
+    fail(error);
+  }
+  if (const int error = opened.file->sync(); error != 0) {
+    fail(error);
+  }
+}
+
+DocumentHeader read_document_header(const std::string& path, Files& files) {
+  const InputFile file(files, path);
+  return read_header(file, read_preamble(file));
+}
+
+LoadedDocument load_document(const std::string& path, BlockPool& pool, const KvShape& expected,
+                             Files& files) {
   const KvGeometry& geometry = pool.geometry();
   CHECK(expected.page == geometry.page);
   CHECK_EQ(expected.kv_heads, geometry.kv_heads);
   CHECK(!expected.groups.empty());
   CHECK_EQ(expected.groups[0].layers, geometry.layers_per_block);
-  const InputFile file(path);
-  const Preamble preamble = read_preamble(file);
-  Metadata metadata = read_metadata(file, preamble);
-  check_fits(file, metadata.identity.shape, expected);
-
-  const int64_t needed = Document::blocks_for(geometry, metadata.compressed);
+  DocumentFileReader reader(files, path, expected);
+  const int64_t needed = Document::blocks_for(geometry, reader.shape());
   auto reservation = pool.reserve(needed);
   if (!reservation) {
     throw Error(ErrorKind::kOutOfMemory,
                 fmt::format("the KV pool is too small: {} needs {} blocks of {} bytes, {} are free",
                             path, needed, geometry.block_bytes(), pool.blocks_available()));
   }
-  LoadedDocument loaded{Document::blank(pool, std::move(metadata.compressed), *reservation),
-                        std::move(metadata.identity)};
-  SectionReader pages(file, preamble, kPages);
-  read_pages(pages, geometry.page, loaded.document->segment(0), expected.groups[0].layers);
-  pages.finish();
-  SectionReader windows(file, preamble, kWindows);
-  for (size_t group = 1; group < expected.groups.size(); ++group) {
-    read_pages(windows, geometry.page, loaded.document->segment(static_cast<int>(group)),
-               expected.groups[group].layers);
+  auto document = Document::blank(pool, reader.shape(), *reservation);
+  reader.fill(*document);
+  while (reader.step(kBufferBytes)) {
   }
-  windows.finish();
-  return loaded;
-}
-
-DocumentHeader read_document_header(const std::string& path) {
-  const InputFile file(path);
-  Metadata metadata = read_metadata(file, read_preamble(file));
-  return {std::move(metadata.identity), std::move(metadata.compressed.lengths), file.size()};
+  return {std::move(document), reader.header(), reader.scores()};
 }
 
 }  // namespace pagezip

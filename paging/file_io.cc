@@ -1,142 +1,107 @@
 #include "paging/file_io.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 
 namespace pagezip {
-namespace {
 
-std::string folder_of(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  if (slash == std::string::npos) {
-    return ".";
-  }
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
-int open_uninterrupted(const std::string& path, int flags) {
-  int fd = -1;
-  do {
-    fd = open(path.c_str(), flags | O_CLOEXEC, 0666);
-  } while (fd < 0 && errno == EINTR);
-  return fd;
-}
-
-}  // namespace
-
-AtomicFile::AtomicFile(const std::string& path) : path_(path) {
+AtomicFile::AtomicFile(Files& files, const std::string& path) : files_(files), path_(path) {
   // Not mkstemp, which would leave the file readable to its owner alone.
   constexpr int kNames = 100;
-  for (int i = 0; i < kNames && fd_ < 0; ++i) {
-    temporary_ = path + ".tmp" + std::to_string(getpid()) + "." + std::to_string(i);
-    fd_ = open_uninterrupted(temporary_, O_WRONLY | O_CREAT | O_EXCL);
-    if (fd_ < 0 && errno != EEXIST) {
-      break;
-    }
+  int error = EEXIST;
+  for (int i = 0; i < kNames && error == EEXIST; ++i) {
+    temporary_ = path + kTemporaryMark + std::to_string(getpid()) + "." + std::to_string(i);
+    Opened opened = files.open(temporary_, OpenMode::kCreate);
+    error = opened.error;
+    file_ = std::move(opened.file);
   }
-  if (fd_ < 0) {
-    fail("create");  // no destructor runs, and there is nothing to remove
+  if (error != 0) {
+    fail("create", error);  // no destructor runs, and there is nothing to remove
   }
 }
 
 AtomicFile::~AtomicFile() {
-  if (fd_ >= 0) {
-    close(fd_);
-  }
+  file_.reset();
   if (!temporary_.empty()) {
-    unlink(temporary_.c_str());
+    files_.remove(temporary_);
   }
 }
 
 void AtomicFile::write_at(int64_t offset, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = pwrite(fd_, bytes.data(), bytes.size(), offset);
-    if (written < 0 && errno == EINTR) {
-      continue;
-    }
-    if (written <= 0) {
-      fail("write");
-    }
-    offset += written;
-    bytes = bytes.subspan(static_cast<size_t>(written));
+  const int error = write_all(*file_, offset, bytes);
+  if (error != 0) {
+    fail("write", error);
   }
 }
 
 void AtomicFile::commit() {
-  if (fsync(fd_) != 0) {
-    fail("write");
+  // Not tried again after an error: the system may have forgotten what it could not write.
+  if (const int error = file_->sync(); error != 0) {
+    fail("write", error);
   }
-  const int fd = fd_;
-  fd_ = -1;
-  if (close(fd) != 0) {
-    fail("write");
-  }
-  if (rename(temporary_.c_str(), path_.c_str()) != 0) {
-    fail("create");
+  file_.reset();
+  if (const int error = files_.rename(temporary_, path_); error != 0) {
+    fail("create", error);
   }
   temporary_.clear();
-  const int folder = open_uninterrupted(folder_of(path_), O_RDONLY | O_DIRECTORY);
-  const bool synced = folder >= 0 && fsync(folder) == 0;
-  const int error = errno;
-  if (folder >= 0) {
-    close(folder);
-  }
-  // Some file systems can't sync a folder; they say so with EINVAL.
-  if (!synced && error != EINVAL) {
-    errno = error;
-    fail("sync the folder of");
+  if (const int error = files_.sync_folder(folder_of(path_)); error != 0) {
+    fail("sync the folder of", error);
   }
 }
 
-void AtomicFile::fail(const char* what) const {
+void AtomicFile::fail(const char* what, int error) const {
   throw Error(ErrorKind::kOutput,
-              std::string("cannot ") + what + " " + path_ + ": " + std::strerror(errno));
+              std::string("cannot ") + what + " " + path_ + ": " + std::strerror(error));
 }
 
-InputFile::InputFile(const std::string& path) : path_(path) {
-  // O_NONBLOCK: opening a pipe must not wait for its other end.
-  fd_ = open_uninterrupted(path, O_RDONLY | O_NONBLOCK);
-  if (fd_ < 0) {
-    fail(std::strerror(errno));
+InputFile::InputFile(Files& files, const std::string& path) : path_(path) {
+  Opened opened = files.open(path, OpenMode::kRead);
+  if (opened.error != 0) {
+    fail(std::strerror(opened.error));
   }
-  struct stat status {};
-  const bool known = fstat(fd_, &status) == 0;
-  if (!known || !S_ISREG(status.st_mode)) {
-    const std::string what = known ? "is not a regular file" : std::strerror(errno);
-    close(fd_);
-    fail(what);
+  if (!opened.is_regular) {
+    fail("is not a regular file");
   }
-  size_ = status.st_size;
+  file_ = std::move(opened.file);
+  size_ = opened.bytes;
 }
-
-InputFile::~InputFile() { close(fd_); }
 
 void InputFile::read_at(int64_t offset, std::span<std::byte> target) const {
   while (!target.empty()) {
-    const ssize_t count = pread(fd_, target.data(), target.size(), offset);
-    if (count < 0 && errno == EINTR) {
-      continue;
+    const IoResult result = file_->read_at(offset, target);
+    if (result.error != 0) {
+      throw Error(ErrorKind::kRuntime, "cannot read " + path_ + ": " + std::strerror(result.error));
     }
-    if (count < 0) {
-      fail(std::strerror(errno));
-    }
-    if (count == 0) {
+    if (result.bytes == 0) {
       fail("ends early");
     }
-    offset += count;
-    target = target.subspan(static_cast<size_t>(count));
+    offset += result.bytes;
+    target = target.subspan(static_cast<size_t>(result.bytes));
   }
 }
 
 void InputFile::fail(const std::string& what) const {
   throw Error(ErrorKind::kModelFile, path_ + ": " + what);
+}
+
+int write_all(OpenFile& file, int64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const IoResult result = file.write_at(offset, bytes);
+    if (result.error != 0) {
+      return result.error;
+    }
+    if (result.bytes == 0) {
+      return EIO;  // no progress, and no reason given
+    }
+    offset += result.bytes;
+    bytes = bytes.subspan(static_cast<size_t>(result.bytes));
+  }
+  return 0;
 }
 
 }  // namespace pagezip

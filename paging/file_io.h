@@ -5,8 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+
+#include "paging/files.h"
 
 namespace pagezip {
 
@@ -14,7 +17,11 @@ namespace pagezip {
 /// temporary of the same folder, which the destructor removes. Throws Error(kOutput).
 class AtomicFile {
  public:
-  explicit AtomicFile(const std::string& path);
+  /// What the name of a temporary contains.
+  static constexpr const char* kTemporaryMark = ".tmp";
+
+  /// Borrows `files`.
+  AtomicFile(Files& files, const std::string& path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -25,21 +32,20 @@ class AtomicFile {
   void commit();
 
  private:
-  [[noreturn]] void fail(const char* what) const;  // with errno
+  [[noreturn]] void fail(const char* what, int error) const;
 
+  Files& files_;
   std::string path_;
   std::string temporary_;  // empty once it is gone
-  int fd_ = -1;
+  std::unique_ptr<OpenFile> file_;
 };
 
 /// A regular file. read() and not mmap: a file that somebody cuts off while it is read is an error,
-/// not a signal. Throws Error(kModelFile).
+/// not a signal. Throws Error(kModelFile) for a file that isn't there or ends early,
+/// Error(kRuntime) where the system can't read it.
 class InputFile {
  public:
-  explicit InputFile(const std::string& path);
-  ~InputFile();
-  InputFile(const InputFile&) = delete;
-  InputFile& operator=(const InputFile&) = delete;
+  InputFile(Files& files, const std::string& path);
 
   int64_t size() const { return size_; }  // when it was opened
   void read_at(int64_t offset, std::span<std::byte> target) const;
@@ -48,8 +54,11 @@ class InputFile {
 
  private:
   std::string path_;
-  int fd_ = -1;
+  std::unique_ptr<OpenFile> file_;
   int64_t size_ = 0;
 };
+
+/// Writes all of `bytes`. Returns the system's error, or 0.
+int write_all(OpenFile& file, int64_t offset, std::span<const std::byte> bytes);
 
 }  // namespace pagezip

@@ -5,7 +5,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <csignal>
@@ -17,9 +16,9 @@
 #include <optional>
 #include <utility>
 
-#include "base/error.h"
 #include "base/prng.h"
-#include "tests/fingerprint.h"
+#include "paging/document_file_format.h"
+#include "tests/document_world.h"
 
 namespace pagezip {
 namespace {
@@ -27,7 +26,8 @@ namespace {
 using ::testing::HasSubstr;
 using Bytes = std::vector<char>;
 
-constexpr uint64_t kModel = 0x0123456789abcdefull;
+constexpr size_t kSlotBegin = document_file::kSlotsBegin;
+constexpr size_t kSlotBytes = sizeof(document_file::ListingSlot);
 
 Bytes read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -43,143 +43,6 @@ void write_file(const std::string& path, const Bytes& bytes) {
 void overwrite(const std::string& path, const Bytes& bytes) {
   std::fstream(path, std::ios::binary | std::ios::in | std::ios::out)
       .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-}
-
-/// The error that `action` ends with; fails the test if there is none.
-Error error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "no error";
-  return {ErrorKind::kRuntime, ""};
-}
-
-/// A model of `global` global and `sliding` sliding layers, and its pool.
-struct World {
-  World(const PageLayout& page, int kv_heads, int global, int sliding, int window,
-        int64_t blocks = 4096)
-      : groups(make_kv_groups(layers_of(global, sliding), window)),
-        pool(KvGeometry{page, kv_heads, static_cast<int>(groups[0].layers.size())}, blocks),
-        shape(make_kv_shape(kModel, groups, pool.geometry())) {}
-
-  static std::vector<bool> layers_of(int global, int sliding) {
-    std::vector<bool> layers(static_cast<size_t>(global), true);
-    layers.resize(layers.size() + static_cast<size_t>(sliding), false);
-    return layers;
-  }
-
-  std::vector<KvGroup> groups;
-  BlockPool pool;
-  KvShape shape;
-};
-
-uint64_t print_of(int group, int layer, int head, int64_t pair) {
-  return Prng((static_cast<uint64_t>(pair) << 24) + static_cast<uint64_t>(layer << 16) +
-              static_cast<uint64_t>(head << 8) + static_cast<uint64_t>(group))
-      .next();
-}
-
-std::shared_ptr<const Document> make_full(World& world, int64_t length, int64_t prefix_length) {
-  Sequence sequence(world.pool, world.groups, 0);
-  auto reservation = world.pool.reserve(sequence.blocks_needed(length));
-  EXPECT_TRUE(reservation.has_value());
-  sequence.grow(length, *reservation);
-  for (size_t group = 0; group < world.groups.size(); ++group) {
-    const Segment segment = sequence.segment(static_cast<int>(group));
-    for (int layer = 0; layer < world.shape.groups[group].layers; ++layer) {
-      for (int head = 0; head < world.shape.kv_heads; ++head) {
-        for (int64_t pair = 0; pair < length; ++pair) {
-          write_pair(world.shape.page, segment, layer, head, pair,
-                     print_of(static_cast<int>(group), layer, head, pair));
-        }
-      }
-    }
-  }
-  sequence.drop_behind(length);
-  return Document::full(sequence, prefix_length);
-}
-
-std::shared_ptr<const Document> compress(World& world, const std::shared_ptr<const Document>& full,
-                                         const KeptSets& kept) {
-  DocumentBuilder builder(full, kept);
-  auto reservation = world.pool.reserve(builder.blocks_needed());
-  EXPECT_TRUE(reservation.has_value());
-  builder.take_blocks(*reservation);
-  for (int layer = 0; layer < kept.layers; ++layer) {
-    for (int head = 0; head < kept.heads; ++head) {
-      int64_t to = builder.target_first();
-      for (uint32_t from : builder.source_pairs(layer, head)) {
-        copy_pair(world.shape.page, builder.source(), builder.target(), layer, head, from, to++);
-      }
-    }
-  }
-  return builder.finish();
-}
-
-/// Every list keeps a share of its own; some keep nothing, some everything.
-KeptSets random_kept(const World& world, int64_t own_length, Prng& prng) {
-  KeptSets kept{world.shape.groups[0].layers, world.shape.kv_heads, {0}, {}};
-  for (int list = 0; list < kept.layers * kept.heads; ++list) {
-    const double share = std::clamp(prng.uniform() * 2 - 0.5, 0.0, 1.0);
-    for (int64_t pair = 0; pair < own_length; ++pair) {
-      if (prng.chance(share)) kept.pairs.push_back(static_cast<uint32_t>(pair));
-    }
-    kept.first.push_back(kept.pairs.size());
-  }
-  return kept;
-}
-
-DocumentIdentity identity_of(const World& world, const Document& document) {
-  DocumentIdentity identity;
-  identity.shape = world.shape;
-  for (int64_t i = 0; i < document.logical_length(); ++i) {
-    (i < document.prefix_length() ? identity.prefix_ids : identity.context_ids)
-        .push_back(static_cast<TokenId>(1000 + i));
-  }
-  identity.scorer = "kvzip";
-  identity.chunk_tokens = 2048;
-  identity.selector = "global";
-  identity.keep_ratio = 0.3;
-  identity.min_per_head = 2;
-  identity.provenance = "caf\u00e9, test";
-  return identity;
-}
-
-void expect_same_pairs(const PageLayout& layout, const Segment& a, const Segment& b, int layers) {
-  EXPECT_EQ(a.first_page, b.first_page);
-  for (int layer = 0; layer < layers; ++layer) {
-    for (int head = 0; head < a.heads; ++head) {
-      ASSERT_EQ(a.length(layer, head), b.length(layer, head));
-      std::vector<std::vector<std::byte>> bytes(2);
-      for (int64_t pair = a.first_page * layout.page_tokens; pair < a.length(layer, head); ++pair) {
-        for (int side = 0; side < 2; ++side) {
-          visit_elements(layout, side == 0 ? a : b, layer, head, pair,
-                         [&](const std::byte* at, int64_t size, int) {
-                           bytes[static_cast<size_t>(side)].insert(
-                               bytes[static_cast<size_t>(side)].end(), at, at + size);
-                         });
-        }
-      }
-      ASSERT_TRUE(bytes[0] == bytes[1]) << "layer " << layer << ", head " << head;
-    }
-  }
-}
-
-void expect_same_document(const World& world, const Document& a, const Document& b) {
-  EXPECT_EQ(a.logical_length(), b.logical_length());
-  EXPECT_EQ(a.prefix_length(), b.prefix_length());
-  EXPECT_TRUE(b.compressed());
-  EXPECT_EQ(a.global_layers(), b.global_layers());
-  EXPECT_EQ(a.pages_used(), b.pages_used());
-  EXPECT_EQ(a.blocks_held(), b.blocks_held());
-  EXPECT_EQ(a.kv_bytes(), b.kv_bytes());
-  ASSERT_EQ(a.groups(), b.groups());
-  for (int group = 0; group < a.groups(); ++group) {
-    expect_same_pairs(world.shape.page, a.segment(group), b.segment(group),
-                      world.shape.groups[static_cast<size_t>(group)].layers);
-  }
 }
 
 class DocumentFileTest : public ::testing::Test {
@@ -203,7 +66,11 @@ class DocumentFileTest : public ::testing::Test {
   void save_small() {
     const auto full = make_full(small_, 39, 17);
     document_ = compress(small_, full, {1, 2, {0, 20, 20}, first_pairs(20)});
-    save_document(path_, *document_, identity_of(small_, *document_));
+    scores_ = make_scores(small_, *document_);
+    save_small_again();
+  }
+  void save_small_again() {
+    save_document(path_, *document_, identity_of(small_, *document_), listing_, scores_);
   }
   /// Nothing but what save_small() made is held.
   void expect_no_leak() {
@@ -223,6 +90,9 @@ class DocumentFileTest : public ::testing::Test {
   std::string path_;
   World small_{{KvType::kF16, KvType::kBF16, 16, 16}, 2, 1, 1, 8, 64};
   std::shared_ptr<const Document> document_;
+  std::shared_ptr<const ScoreSet> scores_;
+  DocumentListing listing_{"doc_0a", "a name", {Scope::Kind::kGroup, "all"}, 1795988996, 60,
+                           true,     3};
 };
 
 TEST_F(DocumentFileTest, RoundTripsRandomDocuments) {
@@ -241,19 +111,21 @@ TEST_F(DocumentFileTest, RoundTripsRandomDocuments) {
                                               : round % 4 == 2 ? int64_t{page_tokens}
                                                                : length);
       const auto full = make_full(world, length, prefix);
-      const auto document = compress(world, full, random_kept(world, length - prefix, prng));
-      save_document(path_, *document, identity_of(world, *document));
+      const auto document =
+          round % 5 == 4 ? full : compress(world, full, random_kept(world, length - prefix, prng));
+      const auto scores = round % 3 == 0 ? make_scores(world, *document) : nullptr;
+      save_document(path_, *document, identity_of(world, *document), {}, scores);
       const LoadedDocument loaded = load_document(path_, world.pool, world.shape);
       expect_same_document(world, *document, *loaded.document);
       std::vector<uint32_t> pins(4096, 0);
-      full->count_refs(pins);
+      if (document != full) full->count_refs(pins);
       document->count_refs(pins);
       loaded.document->count_refs(pins);
       EXPECT_EQ(world.pool.audit_owners(pins, 0), "");
 
       // Equal documents are equal files, whatever lay in the pool's blocks before.
       const Bytes bytes = read_file(path_);
-      save_document(path_, *loaded.document, loaded.identity);
+      save_document(path_, *loaded.document, loaded.header.identity, {}, loaded.scores);
       EXPECT_TRUE(read_file(path_) == bytes);
     }
   }
@@ -264,8 +136,8 @@ TEST_F(DocumentFileTest, KeepsTheIdentity) {
   const DocumentIdentity saved = identity_of(small_, *document_);
   const DocumentHeader header = read_document_header(path_);
   for (const DocumentIdentity& read :
-       {load_document(path_, small_.pool, small_.shape).identity, header.identity}) {
-    EXPECT_EQ(read.shape.model_fingerprint, kModel);
+       {load_document(path_, small_.pool, small_.shape).header.identity, header.identity}) {
+    EXPECT_EQ(read.shape.model, kTestModel);
     EXPECT_EQ(read.shape.groups, small_.shape.groups);
     EXPECT_EQ(read.shape.kv_heads, 2);
     EXPECT_TRUE(read.shape.page == small_.shape.page);
@@ -273,12 +145,15 @@ TEST_F(DocumentFileTest, KeepsTheIdentity) {
     EXPECT_EQ(read.prefix_ids, saved.prefix_ids);
     EXPECT_EQ(read.context_ids, saved.context_ids);
     EXPECT_EQ(read.scorer, "kvzip");
+    EXPECT_EQ(read.scorer_version, 3u);
     EXPECT_EQ(read.chunk_tokens, 2048);
-    EXPECT_EQ(read.selector, "global");
-    EXPECT_EQ(read.keep_ratio, 0.3);
-    EXPECT_EQ(read.min_per_head, 2);
+    EXPECT_EQ(read.version, (VersionIdentity{false, "global", 0.3, 2}));
     EXPECT_EQ(read.provenance, "caf\u00e9, test");
+    EXPECT_EQ(canonical_record(read), canonical_record(saved));
   }
+  EXPECT_EQ(header.listing, listing_);
+  EXPECT_TRUE(header.has_scores);
+  EXPECT_EQ(load_document(path_, small_.pool, small_.shape).scores->scores, scores_->scores);
   EXPECT_EQ(header.lengths, (std::vector<uint32_t>{37, 17}));
   EXPECT_EQ(header.logical_length(), 39);
   EXPECT_EQ(header.file_bytes, static_cast<int64_t>(std::filesystem::file_size(path_)));
@@ -295,7 +170,7 @@ TEST_F(DocumentFileTest, WritesNothingOfOtherDocuments) {
       write_pair(small_.shape.page, segment, 0, head, pair, 0xdeadbeef);
     }
   }
-  save_document(path_, *document_, identity_of(small_, *document_));
+  save_small_again();
   EXPECT_TRUE(read_file(path_) == bytes);
 }
 
@@ -307,7 +182,8 @@ TEST_F(DocumentFileTest, EveryTruncationIsAnError) {
     ASSERT_EQ(truncate(path_.c_str(), length), 0);
     ASSERT_EQ(load_error(small_.shape).kind(), ErrorKind::kModelFile);
     const Error error = error_of([&] { read_document_header(path_); });
-    ASSERT_THAT(error.what(), HasSubstr(length < 128 ? "too short" : "truncated"));
+    ASSERT_THAT(error.what(),
+                HasSubstr(length < document_file::kSectionsBegin ? "too short" : "truncated"));
   }
   expect_no_leak();
 }
@@ -317,6 +193,7 @@ TEST_F(DocumentFileTest, EveryFlippedByteIsAnError) {
   Bytes bytes = read_file(path_);
   Prng prng(1);
   for (size_t at = 0; at < bytes.size(); ++at) {
+    if (at == kSlotBegin + kSlotBytes) at += kSlotBytes;  // the listing that was never written
     const auto mask = static_cast<char>(prng.range(1, 255));
     bytes[at] = static_cast<char>(bytes[at] ^ mask);
     overwrite(path_, bytes);
@@ -331,26 +208,30 @@ TEST_F(DocumentFileTest, EveryFlippedByteIsAnError) {
                        *load_document(path_, small_.pool, small_.shape).document);
 }
 
-/// Makes the hashes of header, lengths and preamble right again.
+/// Makes the hashes right again, as far as the sections lie inside the file.
 void rehash(Bytes& bytes) {
-  uint64_t end = 128;
-  for (size_t section = 0; section < 4; ++section) {
-    uint64_t size = 0;
-    std::memcpy(&size, &bytes[24 + 16 * section], 8);
-    const uint64_t stored = (size + 63) / 64 * 64;
-    if (stored < size || stored > bytes.size() - end) break;  // ends behind the file
-    const uint64_t hash = XXH3_64bits(bytes.data() + end, stored);
-    std::memcpy(&bytes[32 + 16 * section], &hash, 8);
+  using namespace document_file;  // NOLINT(google-build-using-namespace): its bytes are our input
+  Preamble preamble;
+  ListingSlot slot;
+  std::memcpy(&preamble, bytes.data(), sizeof(preamble));
+  std::memcpy(&slot, bytes.data() + kSlotBegin, sizeof(slot));
+  uint64_t end = kSectionsBegin;
+  for (Section& section : preamble.section) {
+    const uint64_t stored = (section.bytes + 63) / 64 * 64;
+    if (stored < section.bytes || stored > bytes.size() - end) break;
+    section.hash = hash_of(std::as_bytes(std::span(bytes)).subspan(end, stored));
     end += stored;
   }
-  const uint64_t hash = XXH3_64bits(bytes.data(), 120);
-  std::memcpy(&bytes[120], &hash, 8);
+  preamble.hash = preamble_hash(preamble);
+  slot.hash = slot_hash(slot);
+  std::memcpy(bytes.data(), &preamble, sizeof(preamble));
+  std::memcpy(bytes.data() + kSlotBegin, &slot, sizeof(slot));
 }
 
 TEST_F(DocumentFileTest, ForgedNumbersNeverCrash) {
   save_small();
   const Bytes good = read_file(path_);
-  const size_t metadata_end = 128 + 512 + 64;
+  const size_t metadata_end = document_file::kSectionsBegin + 512 + 64;
   const uint8_t values[] = {0, 1, 0x7f, 0x80, 0xff};
   int errors = 0;
   for (size_t at = 8; at < metadata_end; ++at) {
@@ -387,7 +268,13 @@ TEST_F(DocumentFileTest, NamesWhatDoesNotFit) {
     EXPECT_THAT(error.what(), HasSubstr(what));
   };
   expect("fingerprint 0123456789abcdef instead of 0000000000000005",
-         [](KvShape& shape) { shape.model_fingerprint = 5; });
+         [](KvShape& shape) { shape.model.weights = 5; });
+  expect("tokenizer 0000000000001111 instead of 0000000000000006",
+         [](KvShape& shape) { shape.model.tokenizer = 6; });
+  expect("RoPE configuration 0000000000002222 instead of 0000000000000007",
+         [](KvShape& shape) { shape.model.rope = 7; });
+  expect("chat template 0000000000003333 instead of 0000000000000008",
+         [](KvShape& shape) { shape.model.chat_template = 8; });
   expect("KV heads: 2 instead of 4", [](KvShape& shape) { shape.kv_heads = 4; });
   expect("head length 16 instead of 64", [](KvShape& shape) { shape.page.head_dim = 64; });
   expect("type of keys f16 instead of f32",
@@ -412,16 +299,16 @@ TEST_F(DocumentFileTest, RefusesWhatIsNoDocumentFile) {
   expect(folder_, "is not a regular file");
   ASSERT_EQ(mkfifo((folder_ + "/pipe").c_str(), 0600), 0);
   expect(folder_ + "/pipe", "is not a regular file");
-  write_file(path_, Bytes(500, 'x'));
+  write_file(path_, Bytes(5000, 'x'));
   expect(path_, "is not a document file");
   save_small();
   Bytes bytes = read_file(path_);
   bytes.push_back('x');
   write_file(path_, bytes);
   expect(path_, "is too long");
-  bytes[8] = 1;
+  bytes[8] = 0;
   write_file(path_, bytes);
-  expect(path_, "is a document file of version 1; version 0 is supported");
+  expect(path_, "is a document file of version 0; version 1 is supported");
 }
 
 TEST_F(DocumentFileTest, PoolTooSmallIsOutOfMemory) {
@@ -435,16 +322,13 @@ TEST_F(DocumentFileTest, PoolTooSmallIsOutOfMemory) {
             document_->blocks_held());
 }
 
-TEST_F(DocumentFileTest, RefusesAFullDocumentAndControlCharacters) {
-  const auto full = make_full(small_, 39, 17);
-  Error error = error_of([&] { save_document(path_, *full, identity_of(small_, *full)); });
-  EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+TEST_F(DocumentFileTest, RefusesControlCharacters) {
   save_small();
   for (const std::string& text : {std::string("a\x1b[31m"), std::string(5000, 'a')}) {
     DocumentIdentity identity = identity_of(small_, *document_);
     identity.provenance = text;
-    error = error_of([&] { save_document(path_, *document_, identity); });
-    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    EXPECT_EQ(error_of([&] { save_document(path_, *document_, identity); }).kind(),
+              ErrorKind::kUsage);
   }
 }
 
@@ -490,10 +374,81 @@ TEST_F(DocumentFileTest, SaveReplacesTheOldFileWhole) {
   const Bytes bytes = read_file(path_);
   write_file(path_, Bytes(100'000, 'x'));
   std::ifstream reader(path_, std::ios::binary);  // goes on with the old file
-  save_document(path_, *document_, identity_of(small_, *document_));
+  save_small_again();
   EXPECT_EQ(reader.get(), 'x');
   EXPECT_TRUE(read_file(path_) == bytes);
   EXPECT_THAT(files(), ::testing::ElementsAre("a.document"));
+}
+
+TEST_F(DocumentFileTest, NoFilesForAModelWithoutGlobalLayers) {
+  World sliding({KvType::kF16, KvType::kF16, 16, 16}, 1, 0, 2, 8, 64);
+  const auto full = make_full(sliding, 20, 4);
+  const Error error = error_of([&] { save_document(path_, *full, identity_of(sliding, *full)); });
+  EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+}
+
+TEST_F(DocumentFileTest, TheListingChangesAndNothingElse) {
+  save_small();
+  const Bytes before = read_file(path_);
+  for (int change = 0; change < 5; ++change) {
+    ++listing_.revision;
+    listing_.name = "name " + std::to_string(change);
+    listing_.pinned = !listing_.pinned;
+    update_listing(system_files(), path_, listing_);
+    EXPECT_EQ(read_document_header(path_).listing, listing_);
+  }
+  Bytes after = read_file(path_);
+  ASSERT_EQ(after.size(), before.size());
+  EXPECT_TRUE(std::equal(after.begin(), after.begin() + kSlotBegin, before.begin()));
+  const auto rest = document_file::kSectionsBegin;
+  EXPECT_TRUE(std::equal(after.begin() + rest, after.end(), before.begin() + rest));
+
+  // Five changes: the newest lies in the second slot. Torn, the one before it counts.
+  after[kSlotBegin + kSlotBytes + 40] ^= 1;
+  write_file(path_, after);
+  EXPECT_EQ(read_document_header(path_).listing.name, "name 3");
+  listing_.name = "mended";
+  update_listing(system_files(), path_, listing_);
+  EXPECT_EQ(read_document_header(path_).listing, listing_);
+  after[kSlotBegin + 40] ^= 1;
+  write_file(path_, after);
+  EXPECT_THAT(error_of([&] { read_document_header(path_); }).what(), HasSubstr("listings"));
+}
+
+TEST_F(DocumentFileTest, SlicesAreSmallAndLeaveTheNameAlone) {
+  World world({KvType::kF16, KvType::kF16, 16, 64}, 2, 2, 0, 0, 4096);
+  const auto full = make_full(world, 1500, 10);
+  DocumentImage image(*full, identity_of(world, *full), make_scores(world, *full));
+  const int64_t file_bytes = image.file_bytes();
+  ASSERT_GT(file_bytes, 1 << 20);
+  constexpr int64_t kSlice = 100'000;
+  DocumentFileWriter writer(system_files(), path_, std::move(image), listing_);
+  int64_t steps = 1;
+  for (; writer.step(kSlice); ++steps) EXPECT_FALSE(std::filesystem::exists(path_));
+  EXPECT_EQ(std::filesystem::file_size(path_), static_cast<uint64_t>(file_bytes));
+  EXPECT_NEAR(static_cast<double>(steps), static_cast<double>(file_bytes) / kSlice, 5);
+
+  DocumentFileReader reader(system_files(), path_, world.shape);
+  auto blocks = world.pool.reserve(Document::blocks_for(world.pool.geometry(), reader.shape()));
+  const auto document = Document::blank(world.pool, reader.shape(), *blocks);
+  reader.fill(*document);
+  for (steps = 1; reader.step(kSlice);) ++steps;
+  EXPECT_NEAR(static_cast<double>(steps), static_cast<double>(file_bytes) / kSlice, 5);
+  expect_same_document(world, *full, *document);
+}
+
+TEST_F(DocumentFileTest, AWriterThatEndsEarlyLeavesNothing) {
+  save_small();
+  const Bytes old = read_file(path_);
+  {
+    DocumentFileWriter writer(system_files(), path_,
+                              DocumentImage(*document_, identity_of(small_, *document_), nullptr),
+                              listing_);
+    EXPECT_TRUE(writer.step(3000));
+    EXPECT_EQ(files().size(), 2u);
+  }
+  EXPECT_THAT(files(), ::testing::ElementsAre("a.document"));
+  EXPECT_TRUE(read_file(path_) == old);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/prng.h"
+#include "engine/model_identity.h"
 #include "engine/pipeline.h"
 #include "kernels/kernels.h"
 #include "paging/document_file.h"
@@ -162,8 +163,8 @@ TEST_P(TinyModelTest, QuestionOnADocumentFromAFile) {
   constexpr size_t kDocument = 85;
   const std::string path =
       ::testing::TempDir() + "tiny_models_test." + std::to_string(getpid()) + ".document";
-  const KvShape shape =
-      make_kv_shape(model_.fingerprint(), model_.kv_groups(), model_.kv_geometry(KvType::kF32, 16));
+  const KvShape shape = make_kv_shape(make_model_identity(model_, ""), model_.kv_groups(),
+                                      model_.kv_geometry(KvType::kF32, 16));
   std::vector<float> expected;
   {
     Pipeline run = pipeline(7);

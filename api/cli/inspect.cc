@@ -79,18 +79,27 @@ std::string heatmap(const KeptMap& map) {
 std::string identity_rows(const DocumentHeader& header, const KeptMap& map) {
   const DocumentIdentity& identity = header.identity;
   const PageLayout& page = identity.shape.page;
-  return row("document",
+  const VersionIdentity& version = identity.version;
+  const ModelIdentity& model = identity.shape.model;
+  const std::string& name = header.listing.name;
+  return (name.empty() ? "" : row("name", name)) +
+         row("document",
              fmt::format("{} tokens, behind {} of prompt prefix",
                          group_digits(static_cast<int64_t>(identity.context_ids.size())),
                          identity.prefix_ids.size())) +
          row("file", fmt::format("{:.2f} MiB", mib(header.file_bytes))) +
-         row("kept", fmt::format("{:.1f} % of pairs, asked for {:g}", 100 * map.share(),
-                                 identity.keep_ratio)) +
-         row("scorer", fmt::format("{}, chunks of {} tokens", identity.scorer,
-                                   group_digits(identity.chunk_tokens))) +
-         row("selector", fmt::format("{}, at least {} pairs per head", identity.selector,
-                                     identity.min_per_head)) +
-         row("model", fmt::format("fingerprint {:016x}", identity.shape.model_fingerprint)) +
+         (version.full ? row("kept", "all pairs: not compressed")
+                       : row("kept", fmt::format("{:.1f} % of pairs, asked for {:g}",
+                                                 100 * map.share(), version.keep_ratio)) +
+                             row("scorer", fmt::format("{} {}, chunks of {} tokens",
+                                                       identity.scorer, identity.scorer_version,
+                                                       group_digits(identity.chunk_tokens))) +
+                             row("selector", fmt::format("{}, at least {} pairs per head",
+                                                         version.selector, version.min_per_head))) +
+         row("model", fmt::format("fingerprint {:016x}, tokenizer {:016x}", model.weights,
+                                  model.tokenizer)) +
+         row("",
+             fmt::format("RoPE {:016x}, chat template {:016x}", model.rope, model.chat_template)) +
          row("KV", fmt::format("{} scored layers, {} heads of {}, pages of {} tokens", map.layers(),
                                map.heads(), page.head_dim, page.page_tokens)) +
          row("made by", identity.provenance);
@@ -106,15 +115,25 @@ Json header_json(const DocumentHeader& header, const KeptMap& map) {
     }
     retained.push_back(std::move(heads));
   }
-  return {{"tokens", identity.context_ids.size()},
+  const VersionIdentity& version = identity.version;
+  const ModelIdentity& model = identity.shape.model;
+  return {{"name", header.listing.name},
+          {"created_at", header.listing.created_s},
+          {"compressed", !version.full},
+          {"tokens", identity.context_ids.size()},
           {"prefix_tokens", identity.prefix_ids.size()},
-          {"keep_ratio", identity.keep_ratio},
+          {"keep_ratio", version.keep_ratio},
           {"achieved_ratio", map.share()},
           {"scorer", identity.scorer},
+          {"scorer_version", identity.scorer_version},
           {"chunk_tokens", identity.chunk_tokens},
-          {"selector", identity.selector},
-          {"min_per_head", identity.min_per_head},
-          {"model_fingerprint", fmt::format("{:016x}", identity.shape.model_fingerprint)},
+          {"selector", version.selector},
+          {"min_per_head", version.min_per_head},
+          {"model_fingerprint", fmt::format("{:016x}", model.weights)},
+          {"tokenizer", fmt::format("{:016x}", model.tokenizer)},
+          {"rope", fmt::format("{:016x}", model.rope)},
+          {"chat_template", fmt::format("{:016x}", model.chat_template)},
+          {"scores", header.has_scores},
           {"head_dim", identity.shape.page.head_dim},
           {"page_tokens", identity.shape.page.page_tokens},
           {"provenance", identity.provenance},

@@ -33,12 +33,12 @@ int64_t blocks_of_document(const Session& session, const DocumentHeader& header)
 
 Json query_json(Session& session, const OpenedDocument& opened) {
   const Document& document = *opened.loaded.document;
-  const DocumentIdentity& identity = opened.loaded.identity;
+  const DocumentIdentity& identity = opened.loaded.header.identity;
   Json json;
   json["document"] = {{"tokens", identity.context_ids.size()},
                       {"prefix_tokens", identity.prefix_ids.size()},
-                      {"compressed", true},
-                      {"keep_ratio", identity.keep_ratio},
+                      {"compressed", document.compressed()},
+                      {"keep_ratio", identity.version.keep_ratio},
                       {"achieved_ratio", achieved_ratio(document)},
                       {"kv_bytes", document.kv_bytes()},
                       {"scored_layers", scored_layers(session.model())},
@@ -71,7 +71,7 @@ void run_query(const Options& options) {
                 blocks_of_questions(session, tokens, questions, options.answer.tokens_max));
   BlockPool& pool = session.pipeline().pool();
   const KvShape shape =
-      make_kv_shape(session.model().fingerprint(), session.model().kv_groups(), pool.geometry());
+      make_kv_shape(session.identity(), session.model().kv_groups(), pool.geometry());
   progress.start("read", "tokens", tokens);
   OpenedDocument opened{load_document(options.document, pool, shape)};
   opened.read_ms = progress.finish();

@@ -11,8 +11,13 @@
 namespace pagezip {
 namespace {
 
-std::optional<ChatTemplate> load_template(const std::string& path, const GgufFile& file,
-                                          const Tokenizer& tokenizer) {
+std::string template_source(const std::string& path, const GgufFile& file) {
+  return path.empty() ? std::string(own_chat_template(file)) : read_text(path, "chat template");
+}
+
+// `path`: where the source is from; "": the model file.
+std::optional<ChatTemplate> load_template(const std::string& path, const std::string& source,
+                                          const GgufFile& file, const Tokenizer& tokenizer) {
   if (path.empty()) {
     return ChatTemplate::of_model(file, tokenizer);
   }
@@ -20,8 +25,7 @@ std::optional<ChatTemplate> load_template(const std::string& path, const GgufFil
     return id ? tokenizer.piece(*id) : std::string();
   };
   try {
-    return ChatTemplate(read_text(path, "chat template"), text_of(tokenizer.bos()),
-                        text_of(tokenizer.eos()));
+    return ChatTemplate(source, text_of(tokenizer.bos()), text_of(tokenizer.eos()));
   } catch (const Error& error) {
     // The file is an argument here, not a part of the model.
     throw Error(ErrorKind::kUsage, error.what());
@@ -52,7 +56,8 @@ Session::Session(const RuntimeOptions& options, const CompressionOptions* compre
     : options_(options),
       file_(GgufFile::open(options.model)),
       tokenizer_(file_),
-      chat_template_(load_template(options.chat_template, file_, tokenizer_)),
+      template_source_(template_source(options.chat_template, file_)),
+      chat_template_(load_template(options.chat_template, template_source_, file_, tokenizer_)),
       frame_(make_frame(chat_template_, tokenizer_, options.system)),
       threads_(options.threads),
       kernels_(options.reference_backend ? reference_kernels() : cpu_kernels()) {
@@ -77,6 +82,7 @@ Session::Session(const RuntimeOptions& options, const CompressionOptions* compre
     }
   };
   model_ = std::make_unique<const Model>(file_, kernels_, options.activations, threads_, report);
+  identity_ = make_model_identity(*model_, template_source_);
   load_ms_ = progress.finish();
 }
 

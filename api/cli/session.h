@@ -7,6 +7,7 @@
 #include "api/cli/options.h"
 #include "api/cli/terminal.h"
 #include "base/check.h"
+#include "engine/model_identity.h"
 #include "engine/pipeline.h"
 #include "engine/prompt.h"
 
@@ -22,6 +23,8 @@ class Session {
   const Tokenizer& tokenizer() const { return tokenizer_; }
   const PromptFrame& frame() const { return frame_; }
   const PipelineOptions& pipeline_options() const { return pipeline_options_; }
+  /// What documents of this model, tokenizer and chat template have in common.
+  const ModelIdentity& identity() const { return identity_; }
   int64_t context_max() const;
   double load_ms() const { return load_ms_; }
 
@@ -38,12 +41,14 @@ class Session {
   RuntimeOptions options_;
   GgufFile file_;
   Tokenizer tokenizer_;
+  std::string template_source_;  // "": there is none
   std::optional<ChatTemplate> chat_template_;
   PromptFrame frame_;
   ThreadPool threads_;
   const Kernels& kernels_;
   PipelineOptions pipeline_options_;
   std::unique_ptr<const Model> model_;
+  ModelIdentity identity_;
   std::optional<Pipeline> pipeline_;
   double load_ms_ = 0;
 };

@@ -1,7 +1,6 @@
 // Targets for files: GGUF and documents.
 #include <sys/mman.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <cstring>
 #include <string>
@@ -46,10 +45,10 @@ std::vector<std::byte> repaired(Bytes input) {
   using namespace document_file;  // NOLINT(google-build-using-namespace): its bytes are our input
   std::vector<std::byte> bytes(input.begin(), input.end());
   Preamble preamble;
-  if (bytes.size() < sizeof(preamble)) return bytes;
+  if (bytes.size() < static_cast<size_t>(kSectionsBegin)) return bytes;
   std::memcpy(&preamble, bytes.data(), sizeof(preamble));
   preamble.file_bytes = bytes.size();
-  uint64_t begin = sizeof(preamble);
+  uint64_t begin = kSectionsBegin;
   for (Section& section : preamble.section) {
     const uint64_t left = bytes.size() - begin;
     if (section.bytes > left ||
@@ -57,11 +56,17 @@ std::vector<std::byte> repaired(Bytes input) {
       break;
     }
     const auto stored = static_cast<uint64_t>(padded(static_cast<int64_t>(section.bytes)));
-    section.hash = XXH3_64bits(bytes.data() + begin, stored);
+    section.hash = hash_of(std::span(bytes).subspan(begin, stored));
     begin += stored;
   }
   preamble.hash = preamble_hash(preamble);
   std::memcpy(bytes.data(), &preamble, sizeof(preamble));
+  for (const int64_t at : {kSlotsBegin, kSlotsBegin + int64_t{sizeof(ListingSlot)}}) {
+    ListingSlot slot;
+    std::memcpy(&slot, bytes.data() + at, sizeof(slot));
+    slot.hash = slot_hash(slot);
+    std::memcpy(bytes.data() + at, &slot, sizeof(slot));
+  }
   return bytes;
 }
 
@@ -74,19 +79,24 @@ void check_document(const LoadedDocument& loaded, const DocumentHeader& header,
   const auto inside = static_cast<size_t>(layout.page_bytes());
   int sum = 0;  // reads every page that attention would
   for (int group = 0; group < document.groups(); ++group) {
-    document_file::visit_pages(layout, document.segment(group),
-                               world.shape.groups[static_cast<size_t>(group)].layers,
-                               [&](const std::byte* page, int64_t pairs) {
-                                 CHECK(pairs > 0 && pairs <= layout.page_tokens);
-                                 sum += static_cast<int>(page[0]);
-                                 sum += static_cast<int>(page[inside - 1]);
-                               });
+    const int layers = world.shape.groups[static_cast<size_t>(group)].layers;
+    document_file::PageCursor pages(layout, {{document.segment(group), layers}});
+    for (auto place = pages.next(); place.page != nullptr; place = pages.next()) {
+      CHECK(place.pairs > 0 && place.pairs <= layout.page_tokens);
+      sum += static_cast<int>(place.page[0]);
+      sum += static_cast<int>(place.page[inside - 1]);
+    }
   }
   CHECK(sum >= 0);
   for (int head = 0; head < world.shape.kv_heads; ++head) {
     CHECK_EQ(document.retained(0, head), int64_t{header.lengths[static_cast<size_t>(head)]});
     CHECK(document.retained_own(0, head) >= 0);
   }
+  CHECK_EQ(document.compressed(), !header.identity.version.full);
+  CHECK(is_valid(header.listing));
+  CHECK_EQ(loaded.scores != nullptr, header.has_scores);
+  if (loaded.scores != nullptr)
+    CHECK_EQ(loaded.scores->tokens, header.logical_length() - document.prefix_length());
 }
 
 }  // namespace
@@ -94,7 +104,7 @@ void check_document(const LoadedDocument& loaded, const DocumentHeader& header,
 DocumentWorld::DocumentWorld()
     : groups(make_kv_groups({true, false}, 8)),
       pool(KvGeometry{{KvType::kF16, KvType::kBF16, 16, 16}, 2, 1}, 64),
-      shape(make_kv_shape(0x0123456789abcdef, groups, pool.geometry())) {}
+      shape(make_kv_shape({1, 2, 3, 4}, groups, pool.geometry())) {}
 
 bool fuzz_gguf(Bytes input) {
   return accepts({ErrorKind::kModelFile}, [&] {

@@ -141,31 +141,48 @@ void write_templates() {
   write_numbered("template", {sources.begin(), sources.end()});
 }
 
-void write_document(const std::string& name, int64_t length, int64_t prefix_length, uint64_t kept) {
+struct DocumentSeed {
+  int64_t length;
+  int64_t prefix_length;
+  uint64_t kept;
+  bool full;
+  bool scores;
+};
+
+void write_document(const std::string& name, const DocumentSeed& seed) {
   DocumentWorld world;
   Sequence sequence(world.pool, world.groups, 0);
-  auto blocks = world.pool.reserve(sequence.blocks_needed(length));
+  auto blocks = world.pool.reserve(sequence.blocks_needed(seed.length));
   CHECK(blocks.has_value());
-  sequence.grow(length, *blocks);
-  sequence.drop_behind(length);
-  KeptSets sets{1, 2, {0, kept, kept}, {}};
-  for (uint32_t pair = 0; pair < kept; ++pair) sets.pairs.push_back(pair);
-  DocumentBuilder builder(Document::full(sequence, prefix_length), std::move(sets));
-  auto own = world.pool.reserve(builder.blocks_needed());
-  CHECK(own.has_value());
-  builder.take_blocks(*own);
-  const auto document = builder.finish();
+  sequence.grow(seed.length, *blocks);
+  sequence.drop_behind(seed.length);
+  auto document = Document::full(sequence, seed.prefix_length);
+  if (!seed.full) {
+    KeptSets sets{1, 2, {0, seed.kept, seed.kept}, {}};
+    for (uint32_t pair = 0; pair < seed.kept; ++pair) sets.pairs.push_back(pair);
+    DocumentBuilder builder(document, std::move(sets));
+    auto own = world.pool.reserve(builder.blocks_needed());
+    CHECK(own.has_value());
+    builder.take_blocks(*own);
+    document = builder.finish();
+  }
   DocumentIdentity identity;
   identity.shape = world.shape;
-  for (int64_t i = 0; i < length; ++i) {
-    (i < prefix_length ? identity.prefix_ids : identity.context_ids)
+  for (int64_t i = 0; i < seed.length; ++i) {
+    (i < seed.prefix_length ? identity.prefix_ids : identity.context_ids)
         .push_back(static_cast<TokenId>(i));
   }
   identity.scorer = "kvzip";
+  identity.scorer_version = 1;
   identity.chunk_tokens = 2048;
-  identity.selector = "global";
-  identity.keep_ratio = 0.5;
-  save_document(path_of("document", name), *document, identity);
+  identity.version = {seed.full, seed.full ? "" : "global", seed.full ? 1 : 0.5, 0};
+  std::shared_ptr<ScoreSet> scores;
+  if (seed.scores) {
+    scores = std::make_shared<ScoreSet>(ScoreSet{1, 2, seed.length - seed.prefix_length, {}});
+    scores->scores.resize(static_cast<size_t>(scores->pairs()), -1.5f);
+  }
+  const DocumentListing listing{"doc_1", "a name", {Scope::Kind::kGroup, "all"}, 5, 6, true, 7};
+  save_document(path_of("document", name), *document, identity, listing, scores);
 }
 
 int run(int argc, char** argv) {
@@ -178,8 +195,9 @@ int run(int argc, char** argv) {
   write_vocabularies();
   write_texts();
   write_templates();
-  write_document("short", 12, 5, 3);
-  write_document("prefix", 20, 17, 2);
+  write_document("short", {12, 5, 3, false, false});
+  write_document("prefix", {20, 17, 2, false, true});
+  write_document("full", {20, 3, 0, true, true});
   return 0;
 }
 

@@ -1,0 +1,108 @@
+// What a document is, as plain data: what it was made of and how, and how it is listed.
+//
+// Any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/ids.h"
+#include "kernels/kv_view.h"
+#include "paging/block_pool.h"
+#include "paging/block_table.h"
+
+namespace pagezip {
+
+/// Hashes of all that turns text into KV. Pages serve only where all four agree.
+struct ModelIdentity {
+  uint64_t weights = 0;
+  uint64_t tokenizer = 0;
+  uint64_t rope = 0;
+  uint64_t chat_template = 0;
+  friend bool operator==(const ModelIdentity&, const ModelIdentity&) = default;
+};
+
+struct KvGroupShape {
+  int layers = 0;
+  int window = 0;  // 0: global
+  friend bool operator==(const KvGroupShape&, const KvGroupShape&) = default;
+};
+
+/// What a document's pages must have in common with the model and the pool that they serve.
+struct KvShape {
+  ModelIdentity model;
+  std::vector<KvGroupShape> groups;  // group 0 is global
+  int kv_heads = 0;
+  PageLayout page;
+  uint32_t page_version = PageLayout::kVersion;
+};
+
+KvShape make_kv_shape(const ModelIdentity& model, std::span<const KvGroup> groups,
+                      const KvGeometry& geometry);
+
+/// The first difference, for people: "KV heads: 2 instead of 4". "" if there is none.
+std::string why_unfit(const KvShape& found, const KvShape& expected);
+
+/// Which of a document's own pairs a version of it has.
+struct VersionIdentity {
+  bool full = false;      // all of them, in uniform blocks: what prefill wrote
+  std::string selector;   // "" if full
+  double keep_ratio = 1;  // as asked for
+  int64_t min_per_head = 0;
+  friend bool operator==(const VersionIdentity&, const VersionIdentity&) = default;
+};
+
+/// What a document is made of and how: with the same identity it would be made again.
+struct DocumentIdentity {
+  KvShape shape;
+  std::vector<TokenId> prefix_ids;   // the system prefix
+  std::vector<TokenId> context_ids;  // the document's own tokens
+  std::string scorer;                // "" if nothing was scored
+  uint32_t scorer_version = 0;
+  int64_t chunk_tokens = 0;  // of a scoring chunk
+  VersionIdentity version;
+  std::string provenance;  // backend, build, source; isn't compared
+
+  int64_t logical_length() const {
+    return static_cast<int64_t>(prefix_ids.size() + context_ids.size());
+  }
+};
+
+/// The bytes that are equal if and only if two documents are the same but for their versions and
+/// their provenance.
+std::string canonical_record(const DocumentIdentity& identity);
+
+/// Whom a document belongs to: one tenant, or a named group of tenants.
+struct Scope {
+  enum class Kind : uint8_t { kTenant, kGroup };
+  Kind kind = Kind::kTenant;
+  std::string name;
+  friend auto operator<=>(const Scope&, const Scope&) = default;
+};
+
+/// How a document is listed: all that users can change, and what they can't.
+struct DocumentListing {
+  static constexpr size_t kIdBytesMax = 64;
+  static constexpr size_t kScopeBytesMax = 128;
+  static constexpr size_t kNameBytesMax = 256;
+
+  std::string id;  // of letters, digits, '_' and '-'; "" for a file that no store wrote
+  std::string name;
+  Scope scope;
+  int64_t created_s = 0;  // seconds since 1970
+  int64_t ttl_s = 0;      // from the last use; 0: for ever
+  bool pinned = false;
+  uint64_t revision = 0;  // grows with every change
+  friend bool operator==(const DocumentListing&, const DocumentListing&) = default;
+};
+
+/// Whether text has no control characters and at most `bytes_max` bytes.
+bool is_plain_text(std::string_view text, size_t bytes_max);
+bool is_document_id(std::string_view id);
+/// Whether a file can hold it: lengths, characters, no negative times.
+bool is_valid(const DocumentListing& listing);
+
+}  // namespace pagezip
