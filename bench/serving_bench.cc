@@ -45,21 +45,16 @@ class Bench {
         tokenizer_(model_.file()) {}
 
   void isolation() {
-    EngineOptions o = options(arguments_.document * 2 + 8000);
+    EngineOptions o = options(arguments_.document * 2 + arguments_.decoders * 600);
     o.scheduler.step_target_ratio = arguments_.ratio;
     start(o);
     const double alone = compress("alone", nullptr);
-    std::vector<std::shared_ptr<OutputStream>> streams;
-    for (int64_t i = 0; i < arguments_.decoders; ++i) {
-      streams.push_back(engine_->submit(request(32, 100'000, "")));
-    }
-    for (int i = 0; i < 10; ++i) {
-      engine_->step();  // prompts, and the first steps
-    }
-    const std::vector<double> decode = steps(60);
+    decoders_ = arguments_.decoders;
+    steps(40);  // the first prompts
+    const std::vector<double> decode = steps(200);
     std::vector<double> mixed;
     const double beside = compress("beside", &mixed);
-    const std::vector<double> after = steps(60);
+    const std::vector<double> after = steps(200);
     std::vector<double> both = decode;
     both.insert(both.end(), after.begin(), after.end());
     const double median = quantile(both, 0.5);
@@ -180,7 +175,15 @@ class Bench {
   double compress(const std::string& id, std::vector<double>* step_us) {
     return make(id, 0.3, step_us);
   }
+  // Keeps so many requests decoding: who ends is followed by a new one.
+  void follow_up() {
+    const Stats stats = engine_->scheduler().stats();
+    for (int64_t open = stats.running + stats.waiting; open < decoders_; ++open) {
+      engine_->submit(request(32, prng_.range(100, 500), ""));
+    }
+  }
   double step_us_once() {
+    follow_up();
     const int64_t begin = clock_.now_us();
     engine_->step();
     return static_cast<double>(clock_.now_us() - begin);
@@ -227,6 +230,7 @@ class Bench {
   Model model_;
   Tokenizer tokenizer_;
   Prng prng_{1};
+  int64_t decoders_ = 0;
   std::unique_ptr<Engine> engine_;
 };
 

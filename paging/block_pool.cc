@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/mutant.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -111,6 +112,9 @@ void BlockList::drop_front(int64_t count) {
   CHECK_GE(count, 0);
   CHECK_LE(count, size());
   release(0, count);
+  if (MUTANT(kDoubleFree)) {
+    release(0, count);
+  }
   front_ += count;
 }
 

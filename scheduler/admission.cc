@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/mutant.h"
 #include "scheduler/scheduler.h"
 
 namespace pagezip {
@@ -166,9 +167,19 @@ bool Scheduler::admit_choice(Choice& choice) {
     return false;
   }
   const auto length = static_cast<int64_t>(choice.tokens.size());
-  const int64_t first = spec.document == nullptr ? 0 : spec.document->logical_length();
+  int64_t first = spec.document == nullptr ? 0 : spec.document->logical_length();
+  if (MUTANT(kWrongPosition)) {
+    first = choice.request->document_keys;
+  }
   // Looked up and pinned at once, before anything is evicted for the rest.
   PrefixIndex::Hit hit = index_.acquire(spec.space, choice.tokens, length - 1, false);
+  if (MUTANT(kPinAfterLookUp)) {
+    const int64_t seen = hit.length;
+    hit = {};
+    make_room(pool_.geometry().pages_for(length), nullptr);
+    hit = index_.acquire(spec.space, choice.tokens, length - 1, false);
+    hit.length = seen;
+  }
   Sequence sequence(pool_, groups_, first);
   const int64_t most = length + spec.output_max - choice.outputs;
   if (hit.length > 0) {
@@ -259,7 +270,8 @@ bool Scheduler::make_room(int64_t blocks, const ChoiceKey* requester) {
       continue;
     }
     // What is fenced comes free by itself: displacing more would only lose work.
-    if (!fences_.empty() || requester == nullptr || !displace_younger(*requester)) {
+    if ((!fences_.empty() && !MUTANT(kDeferredFreeThrash)) || requester == nullptr ||
+        !displace_younger(*requester)) {
       return false;
     }
   }
@@ -326,7 +338,9 @@ void Scheduler::send_back(Job& job) {
 
 void Scheduler::fence(Lane& lane, std::shared_ptr<const Document> document) {
   lane.blocks = BlockReservation();
-  lane.fork_blocks = BlockReservation();
+  if (!MUTANT(kReservationKept)) {
+    lane.fork_blocks = BlockReservation();
+  }
   lane.incarnation = 0;
   if (lane.last_step > committed_step_) {
     fences_.push_back({lane.last_step, std::move(lane.sequence), std::move(document), nullptr});

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/mutant.h"
 #include "scheduler/scheduler.h"
 
 namespace pagezip {
@@ -260,7 +261,7 @@ void Scheduler::commit_compact(const CompactWork& work) {
   event.stage = JobStage::kCompact;
   event.done = ++job.layers_done;
   event.total = job.full->global_layers();
-  if (event.done < event.total) {
+  if (event.done < event.total - (MUTANT(kPublishBeforeCopy) ? 1 : 0)) {
     return;
   }
   Event& ready = emit(Event::Kind::kVersionReady, {work.job, 0});

@@ -50,4 +50,10 @@ inline double step_budget_us(double target_us, double decode_us, double floor, b
   return background ? std::max(target_us, decode_us / (1 - floor)) : target_us;
 }
 
+/// What may be planned beside decode rows so that the step takes `budget_us` as predicted, and,
+/// where the work takes `margin` times its prediction, still no more than a quarter above.
+inline double background_room_us(double budget_us, double decode_us, double margin) {
+  return std::min(budget_us - decode_us, (1.25 * budget_us - decode_us) / margin);
+}
+
 }  // namespace pagezip

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/mutant.h"
 #include "scheduler/scheduler.h"
 
 namespace pagezip {
@@ -157,6 +158,9 @@ RowsWork& Scheduler::plan_rows(StepPlan& plan, Lane& lane, const std::vector<Tok
 
 Choice* Scheduler::find(const RowsWork& work) {
   Choice* choice = lanes_[work.lane];
+  if (choice != nullptr && MUTANT(kStaleResult)) {
+    return choice->running() ? choice : nullptr;
+  }
   return choice != nullptr && choice->lane.incarnation == work.incarnation ? choice : nullptr;
 }
 
@@ -174,7 +178,7 @@ void Scheduler::commit_rows(const RowsWork& work, const StepResult& result) {
   const bool prompt = lane.committed <= choice->prompt;
   publish(lane, choice->request->spec.space, choice->tokens,
           prompt ? KvOrigin::kPrefill : KvOrigin::kDecode);
-  lane.sequence->drop_behind(lane.committed);
+  lane.sequence->drop_behind(MUTANT(kWindowDroppedEarly) ? lane.planned : lane.committed);
   // Others may wait for this prefix.
   admission_due_ = admission_due_ || prompt;
   if (work.slots == 0) {
@@ -222,7 +226,7 @@ void Scheduler::fork(Choice& choice, const RowsWork& work, const StepResult& res
         std::upper_bound(running_.begin(), running_.end(), &other,
                          [](const Choice* a, const Choice* b) { return a->key < b->key; }),
         &other);
-    if (lane.committed > whole) {
+    if (lane.committed > whole && !MUTANT(kTailNotCopied)) {
       copies_.push_back(
           {lane.sequence->share(lane.committed), other.key, to.incarnation, whole, lane.committed});
     }
@@ -276,11 +280,16 @@ void Scheduler::finish(Choice& choice, FinishReason reason) {
   }
   if (choice.running()) {
     std::erase(running_, &choice);
+    if (MUTANT(kLeakOnCancel) && reason == FinishReason::kCancelled) {
+      static std::vector<Sequence> leaked;
+      leaked.push_back(std::move(*choice.lane.sequence));
+      choice.lane.sequence.reset();
+    }
     fence(choice.lane, request.spec.document);
   } else {
     std::erase(waiting_, &choice);
   }
-  admission_due_ = true;
+  admission_due_ = admission_due_ || !MUTANT(kLostWakeUp);
   lanes_[choice.lane_index] = nullptr;
   free_lanes_.push_back(choice.lane_index);
   request.choices.erase(choice.key.choice);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutant.h"
 
 namespace pagezip {
 
@@ -112,6 +113,9 @@ Admission Scheduler::submit(RequestSpec spec, TimeUs now) {
   }
   if (static_cast<int64_t>(waiting_.size()) >= config_.queue_max) {
     return Admission::kBusy;
+  }
+  if (MUTANT(kSaltLeftOut)) {
+    spec.space.clear();
   }
   auto request = std::make_unique<RequestState>();
   request->arrived = now;
@@ -227,9 +231,10 @@ const StepPlan* Scheduler::schedule(TimeUs now) {
   const bool background = !running_jobs_.empty();
   const double budget = decoding ? step_budget_us(target, decode_us, floor, background)
                                  : std::max(config_.idle_step_us, config_.step_target_us);
-  // What is planned beside decode rows may take longer than predicted: room for that is kept.
-  const double room = decoding ? (budget - decode_us) / cost_.margin(CostKind::kScore) : budget;
-  const double used = plan_prompts(plan, background ? room - floor * budget : room);
+  const double room =
+      decoding ? background_room_us(budget, decode_us, cost_.margin(CostKind::kScore)) : budget;
+  const bool starve = MUTANT(kStarvationByScoring) && background;
+  const double used = starve ? 0 : plan_prompts(plan, background ? room - floor * budget : room);
   plan_jobs(plan, room - used, floor * budget);
   plan.rows_us = cost_.rows_us(plan.batch_rows, plan.pairs, plan.slots, plan.decode_only);
   if (plan.empty()) {
@@ -303,7 +308,7 @@ void Scheduler::rewind() {
   for (Choice* choice : running_) {
     choice->lane.planned = choice->lane.committed;
     choice->lane.incarnation = ++incarnation_;
-    choice->pending = 0;
+    choice->pending = MUTANT(kPendingKept) ? choice->pending : 0;
   }
   for (Job* job : running_jobs_) {
     job->lane.planned = job->lane.committed;

@@ -1,0 +1,35 @@
+// Seeded bugs, to prove that the simulation finds such bugs (tests/sim/mutation_test.cc). In every
+// other build MUTANT(x) is false and leaves no trace.
+#pragma once
+
+#ifdef PAGEZIP_MUTANTS
+
+#include <cstdint>
+
+namespace pagezip {
+
+enum class Mutant : uint8_t {
+  kNone,
+  kPinAfterLookUp,       // a cached prefix is evicted between look-up and pin
+  kLeakOnCancel,         // a cancelled sequence keeps its blocks
+  kPublishBeforeCopy,    // a compressed document is published before its last layer
+  kTailNotCopied,        // a fork reads its partly filled block without a copy
+  kLostWakeUp,           // nobody looks at who waits when a request ends
+  kDoubleFree,           // blocks behind a window are freed twice
+  kWrongPosition,        // a question starts behind the kept pairs, not behind the text
+  kSaltLeftOut,          // tenants share a chain
+  kStarvationByScoring,  // prompts wait while there is a document
+  kDeferredFreeThrash,   // preempts on while what it freed is still fenced
+  kStaleResult,          // a result counts for a choice that was preempted meanwhile
+  kPendingKept,          // a failed step's samples are still waited for
+  kReservationKept,      // who is preempted keeps its reservation
+  kWindowDroppedEarly,   // blocks go that a row in flight still sees
+};
+extern Mutant active_mutant;
+
+}  // namespace pagezip
+
+#define MUTANT(name) (::pagezip::active_mutant == ::pagezip::Mutant::name)
+#else
+#define MUTANT(name) false
+#endif
