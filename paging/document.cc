@@ -15,12 +15,12 @@ size_t list_index(const KvGeometry& geometry, int layer, int head) {
   return static_cast<size_t>(geometry.page_index(layer, head));
 }
 
-void check_kept(const KeptSets& kept, const Document& full, const KvGeometry& geometry) {
-  CHECK_EQ(kept.layers, full.global_layers());
+void check_kept(const KeptSets& kept, const Document& source, const KvGeometry& geometry) {
+  CHECK_EQ(kept.layers, source.global_layers());
   CHECK_EQ(kept.heads, geometry.kv_heads);
-  const int64_t own_length = full.logical_length() - full.prefix_length();
   for (int layer = 0; layer < kept.layers; ++layer) {
     for (int head = 0; head < kept.heads; ++head) {
+      const int64_t own_length = source.retained_own(layer, head);
       int64_t previous = -1;
       for (uint32_t pair : kept.head(layer, head)) {
         CHECK_LT(previous, int64_t{pair});
@@ -29,6 +29,27 @@ void check_kept(const KeptSets& kept, const Document& full, const KvGeometry& ge
       CHECK_LT(previous, own_length);
     }
   }
+}
+
+// Turns token indexes into indexes of the pairs that `source` holds of `source_kept`.
+KeptSets indexes_in(const Document& source, const KeptSets& source_kept, KeptSets kept) {
+  CHECK(source.compressed());
+  CHECK_EQ(kept.layers, source_kept.layers);
+  CHECK_EQ(kept.heads, source_kept.heads);
+  for (int layer = 0; layer < kept.layers; ++layer) {
+    for (int head = 0; head < kept.heads; ++head) {
+      const std::span<const uint32_t> outer = source_kept.head(layer, head);
+      CHECK_EQ(static_cast<int64_t>(outer.size()), source.retained_own(layer, head));
+      const size_t list = list_index(source.geometry(), layer, head);
+      auto at = outer.begin();
+      for (size_t i = kept.first[list]; i < kept.first[list + 1]; ++i) {
+        at = std::lower_bound(at, outer.end(), kept.pairs[i]);
+        CHECK(at != outer.end() && *at == kept.pairs[i]);
+        kept.pairs[i] = static_cast<uint32_t>(at - outer.begin());
+      }
+    }
+  }
+  return kept;
 }
 
 // Blocks of a bag whose lists begin behind `shared_pairs` pairs of the prefix.
@@ -173,27 +194,37 @@ void Document::count_refs(std::span<uint32_t> refs) const {
 }
 
 DocumentBuilder::DocumentBuilder(std::shared_ptr<const Document> full, KeptSets kept)
-    : full_(std::move(full)), kept_(std::move(kept)) {
-  CHECK(!full_->compressed_);
-  CHECK_GT(full_->global_layers_, 0);
-  BlockPool& pool = *full_->pool_;
-  const KvGeometry& geometry = pool.geometry();
-  check_kept(kept_, *full_, geometry);
+    : source_(std::move(full)), kept_(std::move(kept)) {
+  CHECK(!source_->compressed_);
+  start();
+}
 
-  document_.reset(new Document(pool, full_->logical_length_, full_->prefix_length_));
-  document_->global_layers_ = full_->global_layers_;
+DocumentBuilder::DocumentBuilder(std::shared_ptr<const Document> source,
+                                 const KeptSets& source_kept, KeptSets kept)
+    : source_(std::move(source)), kept_(indexes_in(*source_, source_kept, std::move(kept))) {
+  start();
+}
+
+void DocumentBuilder::start() {
+  CHECK_GT(source_->global_layers_, 0);
+  BlockPool& pool = *source_->pool_;
+  const KvGeometry& geometry = pool.geometry();
+  check_kept(kept_, *source_, geometry);
+
+  document_.reset(new Document(pool, source_->logical_length_, source_->prefix_length_));
+  document_->global_layers_ = source_->global_layers_;
   document_->compressed_ = true;
-  const int64_t shared_pages = full_->prefix_length_ / geometry.page.page_tokens;
+  const int64_t shared_pages = source_->prefix_length_ / geometry.page.page_tokens;
   shared_pairs_ = shared_pages * geometry.page.page_tokens;
-  document_->runs_.push_back({0, shared_pairs_, full_->runs_[0].blocks.share(0, shared_pages)});
-  for (size_t group = 1; group < full_->runs_.size(); ++group) {
-    document_->runs_.push_back(full_->runs_[group].share());
+  document_->runs_.push_back({0, shared_pairs_, source_->runs_[0].blocks.share(0, shared_pages)});
+  for (size_t group = 1; group < source_->runs_.size(); ++group) {
+    document_->runs_.push_back(source_->runs_[group].share());
   }
 
   for (int layer = 0; layer < kept_.layers; ++layer) {
     for (int head = 0; head < kept_.heads; ++head) {
       const int64_t kept_pairs = static_cast<int64_t>(kept_.head(layer, head).size());
-      document_->lengths_.push_back(static_cast<uint32_t>(full_->prefix_length_ + kept_pairs));
+      document_->lengths_.push_back(static_cast<uint32_t>(source_->prefix_length_ + kept_pairs));
     }
   }
   blocks_needed_ = bag_blocks(geometry, document_->lengths_, shared_pairs_);
@@ -222,7 +253,7 @@ std::vector<uint32_t> DocumentBuilder::source_pairs(int layer, int head) const {
 
 std::shared_ptr<const Document> DocumentBuilder::finish() {
   CHECK(!document_->first_.empty());
-  full_.reset();
+  source_.reset();
   return std::shared_ptr<const Document>(std::move(document_));
 }
 

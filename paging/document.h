@@ -100,9 +100,9 @@ class Document {
   std::vector<uint32_t> lengths_;  // [layers * heads], pairs
 };
 
-/// Makes the compressed version of a full document, in this order: construct, reserve
-/// blocks_needed(), take_blocks(), copy the pairs of every (layer, head), finish(). Dropped before
-/// finish(), it gives its blocks back.
+/// Makes a compressed version of a document, in this order: construct, reserve blocks_needed(),
+/// take_blocks(), copy the pairs of every (layer, head), finish(). Dropped before finish(), it
+/// gives its blocks back.
 ///
 /// The caller copies, with Kernels::copy_pairs: source() to target(), pairs source_pairs(layer,
 /// head), target_first(). The four may be called from several threads at once.
@@ -110,14 +110,19 @@ class DocumentBuilder {
  public:
   /// REQUIRES: `full` isn't compressed and has a global group; `kept` fits it.
   DocumentBuilder(std::shared_ptr<const Document> full, KeptSets kept);
+  /// From a compressed version that kept more, `source_kept`: the same document that the full
+  /// version would give. REQUIRES: `source` is what came of `source_kept`, and `kept` is part of
+  /// it.
+  DocumentBuilder(std::shared_ptr<const Document> source, const KeptSets& source_kept,
+                  KeptSets kept);
 
   /// Blocks of own pages.
   int64_t blocks_needed() const { return blocks_needed_; }
   /// REQUIRES: called once; the reservation holds blocks_needed().
   void take_blocks(BlockReservation& reservation);
 
-  /// The full document's global group.
-  Segment source() const { return full_->segment(0); }
+  /// The source's global group.
+  Segment source() const { return source_->segment(0); }
   /// The global group to be filled. REQUIRES: take_blocks() was called.
   Segment target() const;
   /// Pairs of source() to copy for (layer, head), ascending: what is left of the prefix, then the
@@ -128,12 +133,15 @@ class DocumentBuilder {
 
   /// The document, its pairs copied. REQUIRES: take_blocks() was called. Leaves the builder empty.
   std::shared_ptr<const Document> finish();
-  /// For BlockPool::audit_owners; the full version isn't included.
+  /// For BlockPool::audit_owners; the source isn't included.
   void count_refs(std::span<uint32_t> refs) const { document_->count_refs(refs); }
 
  private:
-  std::shared_ptr<const Document> full_;
-  KeptSets kept_;
+  // Everything but the source's kind is checked and made here.
+  void start();
+
+  std::shared_ptr<const Document> source_;
+  KeptSets kept_;                       // indexes of the source's own pairs
   std::unique_ptr<Document> document_;  // under construction
   int64_t shared_pairs_ = 0;            // of the prefix's whole blocks
   int64_t blocks_needed_ = 0;

@@ -38,6 +38,7 @@
 #include "paging/block_pool.h"
 #include "paging/document.h"
 #include "paging/document_identity.h"
+#include "paging/file_io.h"
 #include "paging/files.h"
 #include "paging/selection.h"
 
@@ -131,7 +132,8 @@ class DocumentFileReader {
 void update_listing(Files& files, const std::string& path, const DocumentListing& listing);
 
 /// Everything but the pairs and the scores, which aren't read: their hashes aren't checked.
-DocumentHeader read_document_header(const std::string& path, Files& files = system_files());
+DocumentHeader read_document_header(const InputFile& file);
+DocumentHeader read_document_header(const std::string& path);
 
 /// Writes a file in one go.
 void save_document(const std::string& path, const Document& document,

@@ -349,9 +349,12 @@ void update_listing(Files& files, const std::string& path, const DocumentListing
   }
 }
 
-DocumentHeader read_document_header(const std::string& path, Files& files) {
-  const InputFile file(files, path);
+DocumentHeader read_document_header(const InputFile& file) {
   return read_header(file, read_preamble(file));
+}
+
+DocumentHeader read_document_header(const std::string& path) {
+  return read_document_header(InputFile(system_files(), path));
 }
 
 LoadedDocument load_document(const std::string& path, BlockPool& pool, const KvShape& expected,

@@ -99,6 +99,13 @@ struct DocumentListing {
   friend bool operator==(const DocumentListing&, const DocumentListing&) = default;
 };
 
+/// One version of a document, and the file that holds it.
+struct FileKey {
+  std::string id;
+  uint32_t version = 0;
+  friend auto operator<=>(const FileKey&, const FileKey&) = default;
+};
+
 /// Whether text has no control characters and at most `bytes_max` bytes.
 bool is_plain_text(std::string_view text, size_t bytes_max);
 bool is_document_id(std::string_view id);

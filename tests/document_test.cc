@@ -236,6 +236,32 @@ TEST_F(DocumentTest, BuilderRefusesWhatDoesNotFit) {
   EXPECT_DEATH(DocumentBuilder(full, kept_sets({{2, 2}, {}, {}, {}})), "previous < int64_t");
   const auto document = compress(full, kept_sets({{}, {}, {}, {}}));
   EXPECT_DEATH(DocumentBuilder(document, kept_sets({{}, {}, {}, {}})), "compressed_");
+  const KeptSets nothing = kept_sets({{}, {}, {}, {}});
+  EXPECT_DEATH(DocumentBuilder(full, nothing, nothing), "compressed");
+  EXPECT_DEATH(DocumentBuilder(document, nothing, kept_sets({{1}, {}, {}, {}})), "at != outer");
+  EXPECT_DEATH(DocumentBuilder(document, kept_sets({{1}, {}, {}, {}}), nothing), "retained_own");
+}
+
+TEST_F(DocumentTest, AVersionOfFewerPairsComesFromAnother) {
+  Sequence sequence = sequence_of(70);
+  const auto full = Document::full(sequence, 20);
+  const KeptSets more = kept_sets({all(50), {1, 3, 4, 17, 40, 49}, {}, {0, 2, 4, 6}});
+  const KeptSets fewer = kept_sets({{0, 20, 49}, {3, 17, 49}, {}, {}});
+  const auto direct = compress(full, fewer);
+  const auto source = compress(full, more);
+  DocumentBuilder builder(source, more, fewer);
+  auto reservation = pool_.reserve(builder.blocks_needed());
+  builder.take_blocks(*reservation);
+  for (int list = 0; list < kLayers * kHeads; ++list) {
+    copy_marks(builder, list / kHeads, list % kHeads);
+  }
+  const auto document = builder.finish();
+  EXPECT_EQ(document->blocks_held(), direct->blocks_held());
+  for (int list = 0; list < kLayers * kHeads; ++list) {
+    EXPECT_EQ(marks(document->segment(0), list / kHeads, list % kHeads),
+              marks(direct->segment(0), list / kHeads, list % kHeads));
+  }
+  EXPECT_EQ(document->segment(1).page(0, 0, 3), full->segment(1).page(0, 0, 3));
 }
 
 TEST_F(DocumentTest, ModelOfSlidingLayersHasOnlyWindows) {
