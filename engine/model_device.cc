@@ -60,11 +60,7 @@ void ModelDevice::run(const StepPlan& plan, StepResult& result) {
   }
   const int64_t tiles_done = clock_.now_us();
   for (const SelectWork& work : plan.selects) {
-    const ScoreSet& scores = *work.scores;
-    result.selections.push_back(
-        work.spec.uniform ? select_uniform(scores, work.spec.keep_ratio)
-                          : select_global(scores, keep_count(scores.pairs(), work.spec.keep_ratio),
-                                          work.spec.min_per_head));
+    result.selections.push_back(select(*work.scores, work.spec));
   }
   for (const CompactWork& work : plan.compacts) {
     run_compaction(work);

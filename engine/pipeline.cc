@@ -152,10 +152,8 @@ ScoreSet Pipeline::score(const std::shared_ptr<const Document>& full,
 
 KeptSets Pipeline::select(const ScoreSet& scores, const SelectionOptions& options) {
   validate_keep_ratio(scores.tokens, options.keep_ratio);
-  Selection selection = options.selector == Selector::kGlobal
-                            ? select_global(scores, keep_count(scores.pairs(), options.keep_ratio),
-                                            options.min_per_head)
-                            : select_uniform(scores, options.keep_ratio);
+  Selection selection = pagezip::select(
+      scores, {options.keep_ratio, options.selector == Selector::kUniform, options.min_per_head});
   if (const auto* bad = std::get_if<BadScore>(&selection)) {
     throw Error(ErrorKind::kRuntime, "scoring failed: " + bad->message());
   }

@@ -182,4 +182,10 @@ Selection select_uniform(const ScoreSet& scores, double keep_ratio) {
   return select_global(scores, 0, keep_count(scores.tokens, keep_ratio));
 }
 
+Selection select(const ScoreSet& scores, const VersionSpec& version) {
+  return version.uniform ? select_uniform(scores, version.keep_ratio)
+                         : select_global(scores, keep_count(scores.pairs(), version.keep_ratio),
+                                         version.min_per_head);
+}
+
 }  // namespace pagezip

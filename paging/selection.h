@@ -56,6 +56,14 @@ struct BadScore {
 
 using Selection = std::variant<KeptSets, BadScore>;
 
+/// How one compressed version is cut.
+struct VersionSpec {
+  double keep_ratio = 1;  // of the document's own pairs
+  bool uniform = false;   // the same number for every (layer, head)
+  int64_t min_per_head = 0;
+  friend bool operator==(const VersionSpec&, const VersionSpec&) = default;
+};
+
 /// Throws Error(kUsage) unless 0 < keep_ratio <= 1 and there are tokens to keep.
 void validate_keep_ratio(int64_t tokens, double keep_ratio);
 
@@ -71,5 +79,8 @@ Selection select_global(const ScoreSet& scores, int64_t keep, int64_t min_per_he
 
 /// Keeps the best keep_count(tokens, keep_ratio) pairs of every (layer, head).
 Selection select_uniform(const ScoreSet& scores, double keep_ratio);
+
+/// One of the two, as the version says.
+Selection select(const ScoreSet& scores, const VersionSpec& version);
 
 }  // namespace pagezip

@@ -85,13 +85,10 @@ bool Scheduler::waits_for_leader(Choice& choice) {
   };
   const int64_t own_urgency = rank(choice).urgency;
   if (choice.leader.has_value()) {
-    const auto request = requests_.find(choice.leader->request);
-    if (request != requests_.end()) {
-      const auto other = request->second->choices.find(choice.leader->choice);
-      if (other != request->second->choices.end() && leads(*other->second, choice.leader_length)) {
-        other->second->inherited = std::max(other->second->inherited, own_urgency);
-        return true;
-      }
+    Choice* other = find(*choice.leader);
+    if (other != nullptr && leads(*other, choice.leader_length)) {
+      other->inherited = std::max(other->inherited, own_urgency);
+      return true;
     }
     choice.leader.reset();
   }
@@ -154,6 +151,23 @@ int64_t Scheduler::blocks_for_version(const DocumentSpec& spec, const VersionSpe
   return pool_.geometry().pages_for(std::min(std::max(kept, version.min_per_head), tokens)) + 3;
 }
 
+// A lane comes into the pool with what the prefix cache had. REQUIRES: so many blocks are
+// available.
+void Scheduler::enter(Lane& lane, Sequence sequence, const PrefixIndex::Hit& hit, int64_t blocks) {
+  lane.sequence = std::move(sequence);
+  lane.blocks = std::move(*pool_.reserve(blocks));
+  lane.cursor = hit.cursor;
+  lane.planned = hit.length;
+  lane.committed = hit.length;
+  lane.incarnation = ++incarnation_;
+  lane.last_step = 0;
+}
+
+void Scheduler::add_running(Choice& choice) {
+  const auto by_age = [](const Choice* a, const Choice* b) { return a->key < b->key; };
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &choice, by_age), &choice);
+}
+
 bool Scheduler::admit_choice(Choice& choice) {
   const RequestSpec& spec = choice.request->spec;
   const auto seats = [](const Choice& c) {
@@ -192,21 +206,14 @@ bool Scheduler::admit_choice(Choice& choice) {
     return false;
   }
   sequence.reserve_pages(most);
-  choice.lane.blocks = std::move(*pool_.reserve(blocks));
+  enter(choice.lane, std::move(sequence), hit, blocks);
   choice.lane.fork_blocks = std::move(*pool_.reserve(fork_blocks));
-  choice.lane.sequence = std::move(sequence);
-  choice.lane.cursor = hit.cursor;
-  choice.lane.planned = hit.length;
-  choice.lane.committed = hit.length;
-  choice.lane.incarnation = ++incarnation_;
-  choice.lane.last_step = 0;
   choice.prompt = length;
   choice.pending = 0;
   choice.leader.reset();
   choice.inherited = INT64_MIN;
   stats_.tokens_cached += hit.length;
-  const auto by_age = [](const Choice* a, const Choice* b) { return a->key < b->key; };
-  running_.insert(std::upper_bound(running_.begin(), running_.end(), &choice, by_age), &choice);
+  add_running(choice);
   log_.add(step_, now_, "admit", choice.key.request, length, hit.length);
   if (choice.outputs == 0) {
     Event& event = emit(Event::Kind::kStarted, choice.key);
@@ -240,13 +247,7 @@ bool Scheduler::admit_job(Job& job) {
     return false;
   }
   sequence.reserve_pages(length);
-  job.lane.blocks = std::move(*pool_.reserve(blocks));
-  job.lane.sequence = std::move(sequence);
-  job.lane.cursor = hit.cursor;
-  job.lane.planned = hit.length;
-  job.lane.committed = hit.length;
-  job.lane.incarnation = ++incarnation_;
-  job.lane.last_step = 0;
+  enter(job.lane, std::move(sequence), hit, blocks);
   job.stage = JobStage::kPrefill;
   job.chunk = job.chunks_done;
   job.layer = 0;

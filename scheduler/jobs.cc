@@ -14,6 +14,13 @@ constexpr int64_t kTileRowsLeast = 16;  // and at least
 
 }  // namespace
 
+// Null if the job ended or was sent back since its work was planned.
+Job* Scheduler::find_job(WorkId id, uint64_t incarnation) const {
+  const auto job = jobs_.find(id);
+  return job != jobs_.end() && job->second->lane.incarnation == incarnation ? job->second.get()
+                                                                            : nullptr;
+}
+
 // There is one score slot. A job that is in the middle of a chunk has it, else the oldest.
 const Job* Scheduler::score_slot_owner() const {
   const Job* owner = nullptr;
@@ -84,11 +91,11 @@ double Scheduler::plan_job_prompt(StepPlan& plan, Job& job, double budget_us, bo
 }
 
 void Scheduler::commit_job_rows(const RowsWork& work) {
-  const auto found = jobs_.find(work.key.request);
-  if (found == jobs_.end() || found->second->lane.incarnation != work.incarnation) {
+  Job* found = find_job(work.key.request, work.incarnation);
+  if (found == nullptr) {
     return;
   }
-  Job& job = *found->second;
+  Job& job = *found;
   Lane& lane = job.lane;
   lane.committed += work.rows;
   publish(lane, job.spec.space, job.tokens, KvOrigin::kPrefill);
@@ -161,11 +168,11 @@ double Scheduler::plan_tiles(StepPlan& plan, Job& job, double budget_us, bool mu
 }
 
 void Scheduler::commit_tile(const ScoreTile& tile) {
-  const auto found = jobs_.find(tile.job);
-  if (found == jobs_.end() || found->second->lane.incarnation != tile.incarnation) {
+  Job* found = find_job(tile.job, tile.incarnation);
+  if (found == nullptr) {
     return;
   }
-  Job& job = *found->second;
+  Job& job = *found;
   const auto total = static_cast<int64_t>(tile.chunk->tokens.size());
   if (tile.first_row + tile.rows < total) {
     return;
@@ -227,11 +234,11 @@ double Scheduler::plan_compaction(StepPlan& plan, Job& job, double budget_us, bo
 }
 
 void Scheduler::commit_select(const SelectWork& work, Selection selection) {
-  const auto found = jobs_.find(work.job);
-  if (found == jobs_.end() || found->second->lane.incarnation != work.incarnation) {
+  Job* found = find_job(work.job, work.incarnation);
+  if (found == nullptr) {
     return;
   }
-  Job& job = *found->second;
+  Job& job = *found;
   job.selecting = false;
   if (const auto* bad = std::get_if<BadScore>(&selection)) {
     end_job(job, "scoring failed: " + bad->message());
@@ -252,11 +259,11 @@ void Scheduler::commit_select(const SelectWork& work, Selection selection) {
 }
 
 void Scheduler::commit_compact(const CompactWork& work) {
-  const auto found = jobs_.find(work.job);
-  if (found == jobs_.end() || found->second->lane.incarnation != work.incarnation) {
+  Job* found = find_job(work.job, work.incarnation);
+  if (found == nullptr) {
     return;
   }
-  Job& job = *found->second;
+  Job& job = *found;
   Event& event = emit(Event::Kind::kProgress, {work.job, 0});
   event.stage = JobStage::kCompact;
   event.done = ++job.layers_done;

@@ -47,14 +47,6 @@ struct ScoreChunk {
   std::vector<TokenId> tokens;  // repeat prompt and the chunk's own text
 };
 
-/// How one compressed version is cut.
-struct VersionSpec {
-  double keep_ratio = 1;  // of the document's own pairs
-  bool uniform = false;   // the same number for every (layer, head)
-  int64_t min_per_head = 0;
-  friend bool operator==(const VersionSpec&, const VersionSpec&) = default;
-};
-
 struct DocumentSpec {
   WorkId id = 0;
   std::string tenant;

@@ -15,15 +15,8 @@ constexpr int64_t kLeastRows = 16;
 
 // Null if the choice ended or was preempted before its copy was made.
 Choice* Scheduler::fork_target(const ForkCopy& copy) const {
-  const auto request = requests_.find(copy.target.request);
-  if (request == requests_.end()) {
-    return nullptr;
-  }
-  const auto choice = request->second->choices.find(copy.target.choice);
-  return choice != request->second->choices.end() &&
-                 choice->second->lane.incarnation == copy.incarnation
-             ? choice->second.get()
-             : nullptr;
+  Choice* choice = find(copy.target);
+  return choice != nullptr && choice->lane.incarnation == copy.incarnation ? choice : nullptr;
 }
 
 void Scheduler::plan_copies(StepPlan& plan) {
@@ -156,6 +149,16 @@ RowsWork& Scheduler::plan_rows(StepPlan& plan, Lane& lane, const std::vector<Tok
   return work;
 }
 
+// Null if it ended, or was never forked.
+Choice* Scheduler::find(ChoiceKey key) const {
+  const auto request = requests_.find(key.request);
+  if (request == requests_.end()) {
+    return nullptr;
+  }
+  const auto choice = request->second->choices.find(key.choice);
+  return choice == request->second->choices.end() ? nullptr : choice->second.get();
+}
+
 Choice* Scheduler::find(const RowsWork& work) {
   Choice* choice = lanes_[work.lane];
   if (choice != nullptr && MUTANT(kStaleResult)) {
@@ -222,10 +225,7 @@ void Scheduler::fork(Choice& choice, const RowsWork& work, const StepResult& res
     to.committed = lane.committed;
     to.cursor = lane.cursor;
     to.incarnation = ++incarnation_;
-    running_.insert(
-        std::upper_bound(running_.begin(), running_.end(), &other,
-                         [](const Choice* a, const Choice* b) { return a->key < b->key; }),
-        &other);
+    add_running(other);
     if (lane.committed > whole && !MUTANT(kTailNotCopied)) {
       copies_.push_back(
           {lane.sequence->share(lane.committed), other.key, to.incarnation, whole, lane.committed});

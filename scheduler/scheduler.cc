@@ -187,13 +187,8 @@ bool Scheduler::cancel(WorkId id) {
 }
 
 void Scheduler::stop(ChoiceKey key) {
-  const auto request = requests_.find(key.request);
-  if (request == requests_.end()) {
-    return;
-  }
-  const auto choice = request->second->choices.find(key.choice);
-  if (choice != request->second->choices.end()) {
-    finish(*choice->second, FinishReason::kStopString);
+  if (Choice* choice = find(key)) {
+    finish(*choice, FinishReason::kStopString);
   }
 }
 

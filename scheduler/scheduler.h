@@ -105,6 +105,8 @@ class Scheduler {
   void admit();
   bool admit_choice(Choice& choice);
   bool admit_job(Job& job);
+  void enter(Lane& lane, Sequence sequence, const PrefixIndex::Hit& hit, int64_t blocks);
+  void add_running(Choice& choice);
   bool waits_for_leader(Choice& choice);
   int64_t blocks_for(const Sequence& sequence, int64_t length) const;
   int64_t blocks_for_fork(const RequestSpec& spec) const;
@@ -134,9 +136,11 @@ class Scheduler {
   void finish(Choice& choice, FinishReason reason);
   Choice& add_choice(RequestState& request, uint32_t number);
   Choice* find(const RowsWork& work);
+  Choice* find(ChoiceKey key) const;
 
   // jobs.cc: documents
   void plan_jobs(StepPlan& plan, double budget_us, double owed_us);
+  Job* find_job(WorkId id, uint64_t incarnation) const;
   const Job* score_slot_owner() const;
   double plan_job_prompt(StepPlan& plan, Job& job, double budget_us, bool must);
   double plan_tiles(StepPlan& plan, Job& job, double budget_us, bool must);

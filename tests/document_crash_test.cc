@@ -86,14 +86,7 @@ class Library {
 
   void expect_loads(DocumentDirectory& directory, const FileKey& key) {
     const auto reader = directory.read(key);
-    const DocumentShape shape = reader->shape();
-    auto blocks = world_.pool.reserve(Document::blocks_for(world_.pool.geometry(), shape));
-    ASSERT_TRUE(blocks.has_value());
-    const auto loaded = Document::blank(world_.pool, shape, *blocks);
-    reader->fill(*loaded);
-    while (reader->step(kSlice)) {
-    }
-    expect_same_document(world_, *documents_.at(key.id), *loaded);
+    ASSERT_NO_FATAL_FAILURE(expect_reads(world_, *reader, kSlice, *documents_.at(key.id)));
     const auto& scores = scores_.at(key.id);
     ASSERT_EQ(reader->scores() != nullptr, scores != nullptr);
     if (scores == nullptr) return;

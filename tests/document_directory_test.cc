@@ -47,15 +47,7 @@ class DocumentDirectoryTest : public ::testing::Test {
     }
   }
   void expect_loads(DocumentDirectory& directory, const FileKey& key) {
-    const auto reader = directory.read(key);
-    const DocumentShape shape = reader->shape();
-    auto blocks = world_.pool.reserve(Document::blocks_for(world_.pool.geometry(), shape));
-    ASSERT_TRUE(blocks.has_value());
-    const auto loaded = Document::blank(world_.pool, shape, *blocks);
-    reader->fill(*loaded);
-    while (reader->step(4096)) {
-    }
-    expect_same_document(world_, *document_, *loaded);
+    expect_reads(world_, *directory.read(key), 4096, *document_);
   }
   static std::vector<FileKey> keys_of(const std::vector<DocumentDirectory::File>& files) {
     std::vector<FileKey> keys;

@@ -7,9 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cinttypes>
-#include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -24,6 +21,7 @@
 #include "paging/document.h"
 #include "paging/selection.h"
 #include "tests/fingerprint.h"
+#include "tests/sim/seed_report.h"
 
 namespace pagezip {
 namespace {
@@ -453,13 +451,10 @@ class Simulation {
   std::string failure_;
 };
 
-uint64_t running_seed = 0;
-
 /// Runs a seed and returns its trace. Reports a violation before the pool's destructor can find it
 /// too and end the process; a failed CHECK reports the seed as well.
 uint64_t simulate(uint64_t seed, Reached& reached) {
-  running_seed = seed;
-  std::signal(SIGABRT, [](int) { std::fprintf(stderr, "SIM_SEED=%" PRIu64 "\n", running_seed); });
+  const SeedReport report(seed);
   uint64_t trace = 0;
   {
     Prng prng(seed);
@@ -467,7 +462,6 @@ uint64_t simulate(uint64_t seed, Reached& reached) {
     EXPECT_EQ(simulation.run(), "") << "SIM_SEED=" << seed;
     trace = simulation.trace();
   }
-  std::signal(SIGABRT, SIG_DFL);
   return trace;
 }
 

@@ -6,9 +6,6 @@
 // returns is checked against its tokens, not only against the model.
 #include <gtest/gtest.h>
 
-#include <cinttypes>
-#include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -20,6 +17,7 @@
 #include "base/prng.h"
 #include "paging/prefix_index.h"
 #include "tests/prefix_index_model.h"
+#include "tests/sim/seed_report.h"
 
 namespace pagezip {
 namespace {
@@ -313,16 +311,12 @@ class Simulation {
   std::string failure_;
 };
 
-uint64_t running_seed = 0;
-
 /// Runs a seed and returns its trace. A violation is reported before anything is destroyed.
 uint64_t simulate(uint64_t seed, Reached& reached) {
-  running_seed = seed;
-  std::signal(SIGABRT, [](int) { std::fprintf(stderr, "SIM_SEED=%" PRIu64 "\n", running_seed); });
+  const SeedReport report(seed);
   Prng prng(seed);
   Simulation simulation(SimOptions::swarm(prng), prng);
   EXPECT_EQ(simulation.run(reached), "") << "SIM_SEED=" << seed;
-  std::signal(SIGABRT, SIG_DFL);
   return simulation.trace();
 }
 

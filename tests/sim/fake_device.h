@@ -50,7 +50,7 @@ class FakeDevice : public Device {
       run_tile(tile);
     }
     for (const SelectWork& work : plan.selects) {
-      result.selections.push_back(JobTruth::select(*work.scores, work.spec));
+      result.selections.push_back(select(*work.scores, work.spec));
     }
     for (const CompactWork& work : plan.compacts) {
       run_compact(work);

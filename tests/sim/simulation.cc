@@ -1,11 +1,8 @@
 #include "tests/sim/simulation.h"
 
 #include <algorithm>
-#include <cinttypes>
-#include <csignal>
-#include <cstdio>
 
-#include "base/check.h"
+#include "tests/sim/seed_report.h"
 
 namespace pagezip::sim {
 namespace {
@@ -421,8 +418,7 @@ void Simulation::on_document(const Event& event, bool compressed) {
   const JobTruth& job = truth_.jobs.at(event.key.request);
   auto truth = std::make_unique<DocumentTruth>(job.full);
   if (compressed) {
-    truth->kept =
-        std::get<KeptSets>(JobTruth::select(job.scores, job.spec.versions[event.version]));
+    truth->kept = std::get<KeptSets>(select(job.scores, job.spec.versions[event.version]));
   }
   const bool keep = prng_.chance(0.7);
   documents_.push_back({keep ? event.document : nullptr, event.document, std::move(truth),
@@ -459,16 +455,8 @@ void Simulation::audit() {
   }
 }
 
-namespace {
-
-uint64_t running_seed = 0;
-
-}  // namespace
-
 std::string simulate(uint64_t seed, Marks& marks, uint64_t* trace) {
-  // A failed CHECK ends the process: it says which seed that was.
-  running_seed = seed;
-  std::signal(SIGABRT, [](int) { std::fprintf(stderr, "SIM_SEED=%" PRIu64 "\n", running_seed); });
+  const SeedReport report(seed);
   Prng prng(seed);
   // Not destroyed after a failure: the pool's destructor would find it too and end the process.
   auto simulation = std::make_unique<Simulation>(Options::swarm(prng), seed, marks);
@@ -479,7 +467,6 @@ std::string simulate(uint64_t seed, Marks& marks, uint64_t* trace) {
   } else if (trace != nullptr) {
     *trace = simulation->trace();
   }
-  std::signal(SIGABRT, SIG_DFL);
   return failure;
 }
 

@@ -71,12 +71,6 @@ struct JobTruth {
       }
     }
   }
-
-  static Selection select(const ScoreSet& scores, const VersionSpec& version) {
-    return version.uniform ? select_uniform(scores, version.keep_ratio)
-                           : select_global(scores, keep_count(scores.pairs(), version.keep_ratio),
-                                           version.min_per_head);
-  }
 };
 
 /// A request alone on a machine of its own: all tokens of one choice and their fingerprints.
