@@ -44,6 +44,7 @@ void Scheduler::admit() {
     choice->inherited = INT64_MIN;
   }
   std::vector<Candidate> candidates;
+  candidates.reserve(waiting_.size() + waiting_jobs_.size());
   for (Choice* choice : waiting_) {
     candidates.push_back({rank(*choice), choice, nullptr, choice->waiting_since});
   }
@@ -151,11 +152,18 @@ int64_t Scheduler::blocks_for_version(const DocumentSpec& spec, const VersionSpe
   return pool_.geometry().pages_for(std::min(std::max(kept, version.min_per_head), tokens)) + 3;
 }
 
+// REQUIRES: so many blocks are available.
+BlockReservation Scheduler::reserve(int64_t blocks) {
+  std::optional<BlockReservation> reservation = pool_.reserve(blocks);
+  CHECK(reservation.has_value());
+  return std::move(*reservation);
+}
+
 // A lane comes into the pool with what the prefix cache had. REQUIRES: so many blocks are
 // available.
 void Scheduler::enter(Lane& lane, Sequence sequence, const PrefixIndex::Hit& hit, int64_t blocks) {
-  lane.sequence = std::move(sequence);
-  lane.blocks = std::move(*pool_.reserve(blocks));
+  lane.sequence = std::make_unique<Sequence>(std::move(sequence));
+  lane.blocks = reserve(blocks);
   lane.cursor = hit.cursor;
   lane.planned = hit.length;
   lane.committed = hit.length;
@@ -207,7 +215,7 @@ bool Scheduler::admit_choice(Choice& choice) {
   }
   sequence.reserve_pages(most);
   enter(choice.lane, std::move(sequence), hit, blocks);
-  choice.lane.fork_blocks = std::move(*pool_.reserve(fork_blocks));
+  choice.lane.fork_blocks = reserve(fork_blocks);
   choice.prompt = length;
   choice.pending = 0;
   choice.leader.reset();
@@ -285,7 +293,7 @@ bool Scheduler::ensure(Lane& lane, int64_t length, const ChoiceKey& requester) {
     if (!make_room(missing, &requester)) {
       return false;
     }
-    lane.blocks.merge(std::move(*pool_.reserve(missing)));
+    lane.blocks.merge(reserve(missing));
   }
   return true;
 }

@@ -251,7 +251,7 @@ void Scheduler::commit_select(const SelectWork& work, Selection selection) {
     if (!make_room(missing, &key)) {
       return;  // selects again when there is room: that is cheap
     }
-    job.lane.blocks.merge(std::move(*pool_.reserve(missing)));
+    job.lane.blocks.merge(reserve(missing));
   }
   builder.take_blocks(job.lane.blocks);
   job.builder.emplace(std::move(builder));
@@ -273,6 +273,7 @@ void Scheduler::commit_compact(const CompactWork& work) {
   }
   Event& ready = emit(Event::Kind::kVersionReady, {work.job, 0});
   ready.version = job.version++;
+  CHECK(job.builder.has_value());
   ready.document = job.builder->finish();
   ++stats_.versions;
   log_.add(step_, now_, "publish", work.job, static_cast<int64_t>(ready.version),

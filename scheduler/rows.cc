@@ -219,7 +219,7 @@ void Scheduler::fork(Choice& choice, const RowsWork& work, const StepResult& res
     other.prompt = choice.prompt;
     Lane& to = other.lane;
     to.blocks = lane.fork_blocks.split(each);
-    to.sequence.emplace(lane.sequence->fork(lane.committed, to.blocks));
+    to.sequence = std::make_unique<Sequence>(lane.sequence->fork(lane.committed, to.blocks));
     to.sequence->reserve_pages(lane.committed + request.spec.output_max);
     to.planned = lane.committed;
     to.committed = lane.committed;

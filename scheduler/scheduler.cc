@@ -297,6 +297,7 @@ void Scheduler::rewind() {
   }
   std::erase_if(copies_, [&](const ForkCopy& copy) { return fork_target(copy) == nullptr; });
   std::vector<Choice*> targets;
+  targets.reserve(copies_.size());
   for (const ForkCopy& copy : copies_) {
     targets.push_back(fork_target(copy));
   }
@@ -321,7 +322,7 @@ void Scheduler::rewind() {
 
 void Scheduler::count_refs(std::span<uint32_t> refs) const {
   const auto count_job = [&](const Job& job) {
-    if (job.lane.sequence.has_value()) {
+    if (job.lane.sequence != nullptr) {
       job.lane.sequence->count_refs(refs);
     }
     if (job.builder.has_value() && job.layers_done < job.full->global_layers()) {
@@ -335,7 +336,7 @@ void Scheduler::count_refs(std::span<uint32_t> refs) const {
     count_job(*job);
   }
   for (const Fence& fence : fences_) {
-    if (fence.sequence.has_value()) {
+    if (fence.sequence != nullptr) {
       fence.sequence->count_refs(refs);
     }
     if (fence.job != nullptr) {

@@ -111,6 +111,7 @@ class Scheduler {
   int64_t blocks_for(const Sequence& sequence, int64_t length) const;
   int64_t blocks_for_fork(const RequestSpec& spec) const;
   int64_t blocks_for_version(const DocumentSpec& spec, const VersionSpec& version) const;
+  BlockReservation reserve(int64_t blocks);
   bool make_room(int64_t blocks, const ChoiceKey* requester);
   bool ensure(Lane& lane, int64_t length, const ChoiceKey& requester);
   bool displace_younger(const ChoiceKey& requester);

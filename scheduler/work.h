@@ -25,7 +25,7 @@ struct TenantState {
 
 /// One sequence being computed. `planned` rows are in plans or done, `committed` ones are done.
 struct Lane {
-  std::optional<Sequence> sequence;  // nothing: not in the pool
+  std::unique_ptr<Sequence> sequence;  // null: not in the pool
   BlockReservation blocks;
   BlockReservation fork_blocks;  // for the choices that will be forked from it
   PrefixIndex::Cursor cursor;
@@ -35,7 +35,7 @@ struct Lane {
   uint64_t last_step = 0;  // the last one that uses its blocks
 
   /// Blocks that come free when the lane ends, at least.
-  int64_t blocks_held() const { return sequence.has_value() ? sequence->blocks_held() : 0; }
+  int64_t blocks_held() const { return sequence != nullptr ? sequence->blocks_held() : 0; }
 };
 
 struct RequestState;
@@ -56,7 +56,7 @@ struct Choice {
   int64_t leader_length = 0;        // pairs that both have in common
   int64_t inherited = INT64_MIN;    // the highest urgency among those who wait for it
 
-  bool running() const { return lane.sequence.has_value(); }
+  bool running() const { return lane.sequence != nullptr; }
   bool decoding() const { return lane.planned >= prompt; }
 };
 
@@ -105,7 +105,7 @@ struct ForkCopy {
 /// What ended while steps that may use it were in flight.
 struct Fence {
   uint64_t step = 0;  // the last of them
-  std::optional<Sequence> sequence;
+  std::unique_ptr<Sequence> sequence;
   std::shared_ptr<const Document> document;
   std::unique_ptr<Job> job;
 };
