@@ -4,6 +4,8 @@
 #include <limits>
 #include <vector>
 
+#include "base/check.h"
+
 namespace pagezip {
 namespace {
 
@@ -17,6 +19,7 @@ class Probe {
         tokens_(static_cast<size_t>(length), 0),
         logits_(static_cast<size_t>(transformer.model().config().vocab)) {
     auto blocks = pool.reserve(sequence_.blocks_needed(length));
+    CHECK(blocks.has_value());
     sequence_.grow(length, *blocks);
     for (int g = 0; g < sequence_.groups(); ++g) {
       views_.emplace_back().push(sequence_.segment(g));

@@ -86,14 +86,10 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const Kernels& ke
 Engine::~Engine() {
   stop();
   run_commands();
-  std::vector<WorkId> open;
   for (const auto& [id, request] : requests_) {
-    open.push_back(id);
+    scheduler_.cancel(id);
   }
   for (const auto& [id, task] : tasks_) {
-    open.push_back(id);
-  }
-  for (const WorkId id : open) {
     scheduler_.cancel(id);
   }
   take_events({});
@@ -479,6 +475,7 @@ void Engine::on_job(const Event& event) {
 int64_t Engine::reclaim(int64_t blocks) {
   const int64_t before = pool_.blocks_available();
   std::vector<LiveDocument*> order;
+  order.reserve(documents_.size());
   for (const auto& [id, document] : documents_) {
     order.push_back(document.get());
   }
