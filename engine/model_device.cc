@@ -72,6 +72,7 @@ void ModelDevice::run(const StepPlan& plan, StepResult& result) {
 
 void ModelDevice::run_copies(const StepPlan& plan) {
   const std::vector<KvGroup>& groups = transformer_.model().kv_groups();
+  const PageLayout& page = pool_.geometry().page;
   for (const CopyWork& work : plan.copies) {
     pairs_.resize(static_cast<size_t>(work.end_pair - work.first_pair));
     std::iota(pairs_.begin(), pairs_.end(), static_cast<uint32_t>(work.first_pair));
@@ -79,9 +80,8 @@ void ModelDevice::run_copies(const StepPlan& plan) {
       const Segment& source = plan.views[static_cast<size_t>(work.first_source) + g].segments[0];
       const Segment& target = plan.views[static_cast<size_t>(work.first_target) + g].segments[0];
       for (int list = 0; list < static_cast<int>(groups[g].layers.size()) * source.heads; ++list) {
-        transformer_.kernels().copy_pairs({pool_.geometry().page, &source, &target,
-                                           list / source.heads, list % source.heads, pairs_,
-                                           work.first_pair});
+        transformer_.kernels().copy_pairs({page, &source, page, &target, list / source.heads,
+                                           list % source.heads, pairs_, work.first_pair});
       }
     }
   }
@@ -164,8 +164,9 @@ void ModelDevice::run_compaction(const CompactWork& work) {
   transformer_.pool().parallel_for(source.heads, [&](int64_t head, int) {
     const auto h = static_cast<int>(head);
     const std::vector<uint32_t> pairs = work.builder->source_pairs(work.layer, h);
-    transformer_.kernels().copy_pairs({pool_.geometry().page, &source, &target, work.layer, h,
-                                       pairs, work.builder->target_first()});
+    const PageLayout& page = pool_.geometry().page;
+    transformer_.kernels().copy_pairs(
+        {page, &source, page, &target, work.layer, h, pairs, work.builder->target_first()});
   });
 }
 

@@ -172,7 +172,8 @@ std::shared_ptr<const Document> Pipeline::compact(const std::shared_ptr<const Do
   for (int layer = 0; layer < layers; ++layer) {
     transformer_.pool().parallel_for(heads, [&](int64_t head, int) {
       const std::vector<uint32_t> pairs = builder.source_pairs(layer, static_cast<int>(head));
-      transformer_.kernels().copy_pairs({pool_.geometry().page, &source, &target, layer,
+      const PageLayout& page = pool_.geometry().page;
+      transformer_.kernels().copy_pairs({page, &source, page, &target, layer,
                                          static_cast<int>(head), pairs, builder.target_first()});
     });
     report(progress, Stage::kCompact, layer + 1, layers);

@@ -111,6 +111,9 @@ struct AttendArgs {
   MatrixView<float> out;      // same shape; data == null: only the scores' LSE is wanted
   std::span<const AttentionSpan> spans;  // disjoint rows
   const ScoreRange* score = nullptr;     // only with a single span
+  /// [rows, heads]: natural log of the sum of exp(logit) over all pairs that a row sees; -inf if
+  /// there are none. data == null: not wanted. REQUIRES: out.
+  MatrixView<float> lse = {};
 };
 
 /// best[h][j] = max(best[h][j], max over rows i and query heads g of KV head h of
@@ -144,16 +147,24 @@ struct StoreKvArgs {
 };
 
 /// Copies pairs of one (layer, head), bits unchanged: pair pairs[i] of `source` becomes pair
-/// target_first + i of `target`.
+/// target_first + i of `target`. Page sizes and the order of keys may differ, element types and
+/// head_dim may not.
 struct CopyPairsArgs {
-  PageLayout page;
+  PageLayout source_page;
   const Segment* source = nullptr;
+  PageLayout target_page;
   const Segment* target = nullptr;
   int layer = 0;
   int head = 0;
   std::span<const uint32_t> pairs;
   int64_t target_first = 0;
 };
+
+inline void check_same_elements(const CopyPairsArgs& args) {
+  CHECK(args.source_page.k_type == args.target_page.k_type);
+  CHECK(args.source_page.v_type == args.target_page.v_type);
+  CHECK_EQ(args.source_page.head_dim, args.target_page.head_dim);
+}
 
 inline constexpr int kMatmulTargetsMax = 8;
 
@@ -186,6 +197,11 @@ struct Kernels {
   /// sees nothing gets zeros.
   void (*attend)(const AttendArgs& args, ThreadPool& pool);
   void (*score)(const ScoreArgs& args, ThreadPool& pool);
+  /// Bytes of scratch that attend() and score() take from a pool of so many threads, whatever the
+  /// pointers of the arguments hold; views and segments are read, pairs aren't. 0 in `reference`,
+  /// which allocates.
+  size_t (*attend_scratch)(const AttendArgs& args, int threads);
+  size_t (*score_scratch)(const ScoreArgs& args, int threads);
   void (*copy_pairs)(const CopyPairsArgs& args);
 };
 

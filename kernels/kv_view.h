@@ -1,11 +1,12 @@
 // How attention sees cached keys and values: pages inside blocks, read through segments.
 //
 // A *page* holds `page_tokens` pairs of one (layer, KV head): K, then V, each padded to 64 bytes.
-// K lies transposed, [head_dim, page_tokens], so that a vector register holds one channel of
-// neighbouring keys; V lies plain, [page_tokens, head_dim]. A *segment* is an ordered list of pairs
-// for every (layer, head) of one KV group, and a *KvView* is an ordered list of segments. One
-// address formula serves uniform block tables, ragged documents and the score slot. All types here
-// are PODs that borrow; whoever builds a view keeps the pages alive while it is used.
+// V lies plain, [page_tokens, head_dim]. K lies transposed, [head_dim, page_tokens], so that a
+// vector register holds one channel of neighbouring keys; or plain, as in the pools of others. A
+// *segment* is an ordered list of pairs for every (layer, head) of one KV group, and a *KvView* is
+// an ordered list of segments. One address formula serves uniform block tables, ragged documents
+// and the score slot. All types here are PODs that borrow; whoever builds a view keeps the pages
+// alive while it is used.
 #pragma once
 
 #include <cstddef>
@@ -21,16 +22,28 @@ enum class KvType : uint8_t { kF32, kF16, kBF16 };
 
 PAGEZIP_HD constexpr int64_t bytes_of(KvType type) { return type == KvType::kF32 ? 4 : 2; }
 
+/// Transposed: [head_dim, page_tokens]. Plain: [page_tokens, head_dim]; the CPU attends to such
+/// keys more slowly, to the same bits.
+enum class KeyOrder : uint8_t { kTransposed, kPlain };
+
 /// The layout of one page. Addresses are in units of 64 bytes, so page_bytes() is a multiple.
 struct PageLayout {
   KvType k_type = KvType::kF16;
   KvType v_type = KvType::kF16;
   int page_tokens = 16;  // 16, 32 or 64
   int head_dim = 0;      // a multiple of 16
+  KeyOrder key_order = KeyOrder::kTransposed;
 
   static constexpr int64_t kUnit = 64;
-  /// Of what a page means, for pages that leave the process.
-  static constexpr uint32_t kVersion = 0;
+  /// What a page means, for pages that leave the process: its order of keys.
+  constexpr uint32_t version() const { return key_order == KeyOrder::kTransposed ? 0 : 1; }
+  /// Elements of K between neighbouring pairs, and between neighbouring channels.
+  PAGEZIP_HD int64_t key_stride() const {
+    return key_order == KeyOrder::kTransposed ? 1 : head_dim;
+  }
+  PAGEZIP_HD int64_t key_channel_stride() const {
+    return key_order == KeyOrder::kTransposed ? page_tokens : 1;
+  }
   PAGEZIP_HD int64_t k_bytes() const { return padded(bytes_of(k_type) * page_tokens * head_dim); }
   PAGEZIP_HD int64_t v_bytes() const { return padded(bytes_of(v_type) * page_tokens * head_dim); }
   PAGEZIP_HD int64_t page_bytes() const { return k_bytes() + v_bytes(); }

@@ -37,6 +37,10 @@ ThreadPool::ThreadPool(int threads) : scratch_(static_cast<size_t>(std::max(thre
   }
 }
 
+ThreadPool::ThreadPool(std::span<std::byte> memory) : fixed_(memory) {
+  CHECK_EQ(reinterpret_cast<uintptr_t>(memory.data()) % 64, 0U);
+}
+
 ThreadPool::~ThreadPool() {
   stop_.store(true);
   epoch_.fetch_add(1);
@@ -46,21 +50,21 @@ ThreadPool::~ThreadPool() {
   }
 }
 
-void ThreadPool::parallel_for(int64_t items, const std::function<void(int64_t, int)>& body) {
+void ThreadPool::run(Work work, int64_t items) {
   if (workers_.empty() || items <= 1) {
     for (int64_t i = 0; i < items; ++i) {
-      body(i, 0);
+      work.call(work.body, i, 0);
     }
     return;
   }
-  body_ = &body;
+  work_ = work;
   items_ = items;
   next_item_.store(0, std::memory_order_relaxed);
   workers_busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();
   run_items(0);
-  // Workers leave as soon as no item is left; they must have left before `body` dies.
+  // Workers leave as soon as no item is left; they must have left before the body dies.
   for (int spin = 0; workers_busy_.load(std::memory_order_acquire) != 0; ++spin) {
     // A worker that has lost its core to another process needs ours to come back.
     spin < kSpinsBeforeYield ? relax() : std::this_thread::yield();
@@ -68,10 +72,17 @@ void ThreadPool::parallel_for(int64_t items, const std::function<void(int64_t, i
 }
 
 std::byte* ThreadPool::scratch(int thread, size_t bytes) {
-  return grown(scratch_[static_cast<size_t>(thread)], bytes);
+  return scratch_.empty() ? shared_scratch(bytes)
+                          : grown(scratch_[static_cast<size_t>(thread)], bytes);
 }
 
-std::byte* ThreadPool::shared_scratch(size_t bytes) { return grown(shared_, bytes); }
+std::byte* ThreadPool::shared_scratch(size_t bytes) {
+  if (!scratch_.empty()) {
+    return grown(shared_, bytes);
+  }
+  CHECK_LE(bytes, fixed_.size());
+  return fixed_.data();
+}
 
 std::byte* ThreadPool::grown(Scratch& scratch, size_t bytes) {
   if (scratch.bytes < bytes) {
@@ -103,7 +114,7 @@ void ThreadPool::run_items(int thread) {
     if (item >= items_) {
       return;
     }
-    (*body_)(item, thread);
+    work_.call(work_.body, item, thread);
   }
 }
 

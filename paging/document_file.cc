@@ -19,7 +19,12 @@ using namespace document_file;  // NOLINT(google-build-using-namespace): this fi
 void clear_tail(const PageLayout& layout, int64_t pairs, std::byte* page) {
   const int64_t k_bytes = bytes_of(layout.k_type);
   const auto empty = static_cast<size_t>(layout.page_tokens - pairs);
-  for (int64_t channel = 0; channel < layout.head_dim; ++channel) {
+  if (layout.key_order == KeyOrder::kPlain) {
+    const int64_t k_row_bytes = layout.head_dim * k_bytes;
+    std::memset(page + pairs * k_row_bytes, 0, empty * static_cast<size_t>(k_row_bytes));
+  }
+  for (int64_t channel = 0; layout.key_order == KeyOrder::kTransposed && channel < layout.head_dim;
+       ++channel) {
     std::memset(page + (channel * layout.page_tokens + pairs) * k_bytes, 0,
                 empty * static_cast<size_t>(k_bytes));
   }

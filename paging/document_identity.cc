@@ -40,7 +40,7 @@ void write_record(ByteWriter& writer, const DocumentIdentity& identity) {
   writer.value(shape.model.tokenizer);
   writer.value(shape.model.rope);
   writer.value(shape.model.chat_template);
-  writer.value(shape.page_version);
+  writer.value(shape.page.version());
   writer.value(static_cast<uint32_t>(shape.page.k_type));
   writer.value(static_cast<uint32_t>(shape.page.v_type));
   writer.value(static_cast<uint32_t>(shape.page.page_tokens));
@@ -138,7 +138,8 @@ KvShape read_shape(HeaderReader& reader) {
   shape.model.tokenizer = reader.value<uint64_t>("tokenizer");
   shape.model.rope = reader.value<uint64_t>("RoPE");
   shape.model.chat_template = reader.value<uint64_t>("chat template");
-  shape.page_version = reader.value<uint32_t>("page version");
+  const bool plain_keys = reader.small("page version", 0, 1) == 1;
+  shape.page.key_order = plain_keys ? KeyOrder::kPlain : KeyOrder::kTransposed;
   shape.page.k_type = static_cast<KvType>(reader.small("KV type", 0, kTypeMax));
   shape.page.v_type = static_cast<KvType>(reader.small("KV type", 0, kTypeMax));
   shape.page.page_tokens = reader.small("page size", 16, 64);
@@ -178,6 +179,10 @@ std::string describe(std::span<const KvGroupShape> groups) {
                         group.window);
   }
   return text;
+}
+
+const char* name_of(KeyOrder order) {
+  return order == KeyOrder::kTransposed ? "transposed" : "plain";
 }
 
 const char* name_of(KvType type) {
@@ -222,7 +227,8 @@ std::string why_unfit(const KvShape& found, const KvShape& expected) {
   compare("type of values", std::string_view(name_of(found.page.v_type)),
           name_of(expected.page.v_type));
   compare("tokens per page:", found.page.page_tokens, expected.page.page_tokens);
-  compare("page version", found.page_version, expected.page_version);
+  compare("order of keys", std::string_view(name_of(found.page.key_order)),
+          name_of(expected.page.key_order));
   return difference;
 }
 

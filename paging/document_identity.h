@@ -37,7 +37,6 @@ struct KvShape {
   std::vector<KvGroupShape> groups;  // group 0 is global
   int kv_heads = 0;
   PageLayout page;
-  uint32_t page_version = PageLayout::kVersion;
 };
 
 KvShape make_kv_shape(const ModelIdentity& model, std::span<const KvGroup> groups,

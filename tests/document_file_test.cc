@@ -101,7 +101,8 @@ TEST_F(DocumentFileTest, RoundTripsRandomDocuments) {
   for (int page_tokens : {16, 32, 64}) {
     for (int round = 0; round < 12; ++round) {
       const PageLayout page{types[round % 3], types[prng.below(3)], page_tokens,
-                            round % 2 == 0 ? 16 : 32};
+                            round % 2 == 0 ? 16 : 32,
+                            round % 4 == 3 ? KeyOrder::kPlain : KeyOrder::kTransposed};
       World world(page, static_cast<int>(prng.range(1, 3)), static_cast<int>(prng.range(1, 3)),
                   static_cast<int>(prng.range(0, 5)), static_cast<int>(prng.range(1, 90)));
       const int64_t length = prng.range(1, 150);
@@ -141,7 +142,7 @@ TEST_F(DocumentFileTest, KeepsTheIdentity) {
     EXPECT_EQ(read.shape.groups, small_.shape.groups);
     EXPECT_EQ(read.shape.kv_heads, 2);
     EXPECT_TRUE(read.shape.page == small_.shape.page);
-    EXPECT_EQ(read.shape.page_version, PageLayout::kVersion);
+    EXPECT_EQ(read.shape.page.key_order, KeyOrder::kTransposed);
     EXPECT_EQ(read.prefix_ids, saved.prefix_ids);
     EXPECT_EQ(read.context_ids, saved.context_ids);
     EXPECT_EQ(read.scorer, "kvzip");
@@ -282,7 +283,8 @@ TEST_F(DocumentFileTest, NamesWhatDoesNotFit) {
   expect("type of values bf16 instead of f16",
          [](KvShape& shape) { shape.page.v_type = KvType::kF16; });
   expect("tokens per page: 16 instead of 32", [](KvShape& shape) { shape.page.page_tokens = 32; });
-  expect("page version 0 instead of 9", [](KvShape& shape) { shape.page_version = 9; });
+  expect("order of keys transposed instead of plain",
+         [](KvShape& shape) { shape.page.key_order = KeyOrder::kPlain; });
   expect("1 layers of window 8 instead of 1 layers of window 0, 1 layers of window 9",
          [](KvShape& shape) { shape.groups[1].window = 9; });
   expect("instead of 3 layers", [](KvShape& shape) { shape.groups[0].layers = 3; });

@@ -17,7 +17,10 @@ void visit_elements(const PageLayout& layout, const Segment& segment, int layer,
   const int64_t slot = pair % layout.page_tokens;
   const int64_t k_bytes = bytes_of(layout.k_type);
   for (int channel = 0; channel < layout.head_dim; ++channel) {
-    f(page + (channel * layout.page_tokens + slot) * k_bytes, k_bytes, channel);
+    const bool plain = layout.key_order == KeyOrder::kPlain;
+    const int64_t element =
+        plain ? slot * layout.head_dim + channel : channel * layout.page_tokens + slot;
+    f(page + element * k_bytes, k_bytes, channel);
   }
   const int64_t v_bytes = bytes_of(layout.v_type);
   std::byte* v_row = page + layout.k_bytes() + slot * layout.head_dim * v_bytes;

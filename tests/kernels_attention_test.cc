@@ -66,15 +66,26 @@ void expect_close(const AttendProblem& problem, const AttendResult& result, bool
     ASSERT_NEAR(result.out.row(i / columns)[i % columns], expected.out[at], expected.out_error[at])
         << what << ", row " << i / columns << ", column " << i % columns;
   }
-  for (int64_t i = 0; problem.score && i < problem.q.rows * problem.heads; ++i) {
-    const auto at = static_cast<size_t>(i);
-    const float actual = result.lse.row(i / problem.heads)[i % problem.heads];
-    if (std::isinf(expected.lse[at])) {
-      ASSERT_EQ(actual, -kInfinity) << what << ", LSE of row " << i / problem.heads;
-    } else {
-      ASSERT_NEAR(actual, expected.lse[at], expected.lse_error[at])
-          << what << ", LSE of row " << i / problem.heads << ", head " << i % problem.heads;
+  const auto expect_lse = [&](const Matrix& actual, const std::vector<double>& values,
+                              const std::vector<double>& errors, const std::string& name) {
+    for (int64_t i = 0; i < problem.q.rows * problem.heads; ++i) {
+      const auto at = static_cast<size_t>(i);
+      const float value = actual.row(i / problem.heads)[i % problem.heads];
+      const std::string where = what + ", " + name + " of row " +
+                                std::to_string(i / problem.heads) + ", head " +
+                                std::to_string(i % problem.heads);
+      if (std::isinf(values[at])) {
+        ASSERT_EQ(value, -kInfinity) << where;
+      } else {
+        ASSERT_NEAR(value, values[at], errors[at]) << where;
+      }
     }
+  };
+  if (with_out) {
+    expect_lse(result.lse, expected.lse, expected.lse_error, "LSE");
+  }
+  if (problem.score) {
+    expect_lse(result.score_lse, expected.score_lse, expected.score_lse_error, "scores' LSE");
   }
 }
 
@@ -95,6 +106,7 @@ TEST_P(AttentionKernelsTest, LongAndManyRows) {
   for (const int page_tokens : {16, 32, 64}) {
     AttendProblem problem;
     problem.page = {KvType::kF16, KvType::kF16, page_tokens, 64};
+    problem.page.key_order = page_tokens == 32 ? KeyOrder::kPlain : KeyOrder::kTransposed;
     problem.heads = 3;
     problem.scale = 0.125f;
     push_segment(prng, problem, {1000}, 0);
@@ -174,6 +186,7 @@ TEST_P(AttentionKernelsTest, RowThatSeesNothing) {
   expect_close(problem, result, true, "nothing");
   EXPECT_EQ(result.out.row(1)[0], 0.0f);
   EXPECT_EQ(result.lse.row(1)[0], -kInfinity);
+  EXPECT_EQ(result.score_lse.row(1)[0], -kInfinity);
   EXPECT_NE(result.out.row(2)[0], 0.0f);
 
   problem.segments.clear();  // a view without segments
@@ -305,7 +318,8 @@ TEST_P(AttentionKernelsTest, StoreKvWritesItsPairsOnly) {
   }
 }
 
-// Pairs hold random bits, among them NaNs, and must arrive unchanged in any arrangement of pages.
+// Pairs hold random bits, among them NaNs, and must arrive unchanged in any arrangement of pages,
+// of other sizes and with the other order of keys too.
 TEST_P(AttentionKernelsTest, CopyPairsMovesBits) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     Prng prng(4000 + seed);
@@ -327,24 +341,29 @@ TEST_P(AttentionKernelsTest, CopyPairsMovesBits) {
     const int64_t target_first = pick<int64_t>(prng, {0, 0, 1, 13});
     const std::vector<int64_t> lengths(static_cast<size_t>(kLayers * shape.kv_heads),
                                        target_first + static_cast<int64_t>(pairs.size()));
-    PagedSegment actual = make_empty_pages(page, kLayers, shape.kv_heads, lengths, 0, seed + 1);
-    PagedSegment expected = make_empty_pages(page, kLayers, shape.kv_heads, lengths, 0, seed + 1);
+    PageLayout target = page;
+    target.page_tokens = pick(prng, {16, 32, 64});
+    target.key_order = pick(prng, {KeyOrder::kPlain, KeyOrder::kTransposed});
+    PagedSegment actual = make_empty_pages(target, kLayers, shape.kv_heads, lengths, 0, seed + 1);
+    PagedSegment expected = make_empty_pages(target, kLayers, shape.kv_heads, lengths, 0, seed + 1);
     const int64_t k_size = bytes_of(page.k_type);
     const int64_t v_size = bytes_of(page.v_type) * page.head_dim;
     for (size_t i = 0; i < pairs.size(); ++i) {
       const int64_t to = target_first + static_cast<int64_t>(i);
-      const int64_t tokens = page.page_tokens;
-      const std::byte* from_page = source.segment.page(shape.layer, head, pairs[i] / tokens);
-      std::byte* to_page = expected.segment.page(shape.layer, head, to / tokens);
+      const int64_t from_slot = pairs[i] % page.page_tokens;
+      const int64_t to_slot = to % target.page_tokens;
+      const std::byte* from_page =
+          source.segment.page(shape.layer, head, pairs[i] / page.page_tokens);
+      std::byte* to_page = expected.segment.page(shape.layer, head, to / target.page_tokens);
       for (int d = 0; d < page.head_dim; ++d) {
-        std::memcpy(to_page + (d * tokens + to % tokens) * k_size,
-                    from_page + (d * tokens + pairs[i] % tokens) * k_size, k_size);
+        std::memcpy(to_page + key_element(target, to_slot, d) * k_size,
+                    from_page + key_element(page, from_slot, d) * k_size, k_size);
       }
-      std::memcpy(to_page + page.k_bytes() + to % tokens * v_size,
-                  from_page + page.k_bytes() + pairs[i] % tokens * v_size, v_size);
+      std::memcpy(to_page + target.k_bytes() + to_slot * v_size,
+                  from_page + page.k_bytes() + from_slot * v_size, v_size);
     }
     kernels().copy_pairs(
-        {page, &source.segment, &actual.segment, shape.layer, head, pairs, target_first});
+        {page, &source.segment, target, &actual.segment, shape.layer, head, pairs, target_first});
     ASSERT_EQ(std::memcmp(actual.memory.data(), expected.memory.data(), expected.memory.size()), 0)
         << "seed " << seed;
   }

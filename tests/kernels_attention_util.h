@@ -20,7 +20,7 @@ inline float round_to(KvType type, float value) {
   return value;
 }
 
-/// Writes one element of a page by the published layout: K [head_dim, page_tokens], V transposed.
+/// Writes one element of a page.
 inline void put_element(KvType type, std::byte* elements, int64_t index, float value) {
   if (type == KvType::kF32) {
     std::memcpy(elements + 4 * index, &value, 4);
@@ -30,10 +30,16 @@ inline void put_element(KvType type, std::byte* elements, int64_t index, float v
   std::memcpy(elements + 2 * index, &half, 2);
 }
 
+/// By the published layout: V [page_tokens, head_dim], K likewise or transposed.
+inline int64_t key_element(const PageLayout& page, int64_t slot, int64_t channel) {
+  return page.key_order == KeyOrder::kPlain ? slot * page.head_dim + channel
+                                            : channel * page.page_tokens + slot;
+}
+
 inline void put_pair(const PageLayout& page, std::byte* page_start, int64_t slot, const float* k,
                      const float* v) {
   for (int d = 0; d < page.head_dim; ++d) {
-    put_element(page.k_type, page_start, int64_t{d} * page.page_tokens + slot, k[d]);
+    put_element(page.k_type, page_start, key_element(page, slot, d), k[d]);
     put_element(page.v_type, page_start + page.k_bytes(), slot * page.head_dim + d, v[d]);
   }
 }
@@ -194,6 +200,7 @@ inline AttendProblem random_shape(Prng& prng) {
   problem.page.v_type = prng.chance(0.5) ? problem.page.k_type : random_type(prng);
   problem.page.page_tokens = pick(prng, {16, 32, 64});
   problem.page.head_dim = pick(prng, {16, 64, 64, 80, 128, 256});
+  problem.page.key_order = prng.chance(0.3) ? KeyOrder::kPlain : KeyOrder::kTransposed;
   problem.layers = kLayers;
   problem.layer = static_cast<int>(prng.below(kLayers));
   problem.kv_heads = pick(prng, {1, 2, 3});
@@ -233,7 +240,8 @@ inline void drop_pairs_behind_window(AttendProblem& problem) {
 /// arithmetic may make.
 struct AttendExpected {
   std::vector<double> out, out_error;
-  std::vector<double> lse, lse_error;
+  std::vector<double> lse, lse_error;              // of all pairs
+  std::vector<double> score_lse, score_lse_error;  // of a ScoreRange
 };
 
 /// Naive softmax over the pairs that one row and head sees.
@@ -336,8 +344,12 @@ inline AttendExpected naive_attend(const AttendProblem& problem) {
       }
     }
     all.output(head_dim, expected.out, expected.out_error);
-    expected.lse.push_back(scored.log_sum_exp());
-    expected.lse_error.push_back(scored.error() + kRounding * std::fabs(scored.log_sum_exp()));
+    const auto push_lse = [](const NaiveSoftmax& softmax, auto& values, auto& errors) {
+      values.push_back(softmax.log_sum_exp());
+      errors.push_back(softmax.error() + kRounding * std::fabs(values.back()));
+    };
+    push_lse(all, expected.lse, expected.lse_error);
+    push_lse(scored, expected.score_lse, expected.score_lse_error);
   }
   return expected;
 }
@@ -345,6 +357,7 @@ inline AttendExpected naive_attend(const AttendProblem& problem) {
 struct AttendResult {
   Matrix out{0, 0};
   Matrix lse{0, 0};
+  Matrix score_lse{0, 0};
 };
 
 /// Builds the view of a problem and keeps its pages.
@@ -379,7 +392,8 @@ inline std::vector<AttendResult> attend_batch(const Kernels& kernels, ThreadPool
   }
   Matrix q(rows, shape.heads * shape.page.head_dim, kNan, static_cast<int64_t>(seed % 3));
   Matrix out(rows, q.cols, kNan, 3);
-  Matrix lse(rows, shape.heads, kNan, 3);
+  Matrix lse(rows, shape.heads, kNan, 2);
+  Matrix score_lse(rows, shape.heads, kNan, 3);
   std::vector<AttentionSpan> spans;
   Prng prng(seed);
   for (const uint32_t i : shuffled(prng, static_cast<uint32_t>(problems.size()))) {
@@ -390,18 +404,20 @@ inline std::vector<AttendResult> attend_batch(const Kernels& kernels, ThreadPool
   }
   ScoreRange score;
   if (shape.score) {
-    score = {shape.score->prefix_end, shape.score->chunk_begin, shape.score->chunk_end, lse.view()};
+    score = {shape.score->prefix_end, shape.score->chunk_begin, shape.score->chunk_end,
+             score_lse.view()};
   }
-  kernels.attend(
-      {shape.page, shape.heads, shape.kv_heads, shape.scale, q.view(),
-       with_out ? out.view() : MatrixView<float>(), spans, shape.score ? &score : nullptr},
-      pool);
+  kernels.attend({shape.page, shape.heads, shape.kv_heads, shape.scale, q.view(),
+                  with_out ? out.view() : MatrixView<float>(), spans,
+                  shape.score ? &score : nullptr, with_out ? lse.view() : MatrixView<float>()},
+                 pool);
   std::vector<AttendResult> results;
   for (size_t i = 0; i < problems.size(); ++i) {
     const int64_t count = problems[i].q.rows;
-    results.push_back({Matrix(count, out.cols), Matrix(count, lse.cols)});
+    results.push_back({Matrix(count, out.cols), Matrix(count, lse.cols), Matrix(count, lse.cols)});
     copy_rows(out, first_rows[i], results[i].out, 0, count);
     copy_rows(lse, first_rows[i], results[i].lse, 0, count);
+    copy_rows(score_lse, first_rows[i], results[i].score_lse, 0, count);
   }
   return results;
 }

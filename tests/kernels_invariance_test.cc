@@ -1,6 +1,6 @@
 // The promise of kernels.h that every backend keeps bit for bit: a row's result does not depend on
 // the other rows of the call, on how a prompt is cut into calls, on the number of threads, on the
-// page size, or on which pages hold the pairs.
+// page size and the order of its keys, or on which pages hold the pairs.
 #include "tests/kernels_attention_util.h"
 
 namespace pagezip::test {
@@ -87,19 +87,21 @@ TEST_P(KernelsInvarianceTest, AttendInOtherPagesAndThreads) {
     const AttendResult base = run_attend(kernels(), pools_[0], problem, true, seed);
     for (const int page_tokens : {16, 32, 64}) {
       problem.page.page_tokens = page_tokens;
+      problem.page.key_order = pick(prng, {KeyOrder::kPlain, KeyOrder::kTransposed});
       ThreadPool& pool = pools_[prng.below(3)];
       const AttendResult other = run_attend(kernels(), pool, problem, true, seed + 100);
       const std::string what = "seed " + std::to_string(seed) + ", " + std::to_string(page_tokens) +
                                " tokens per page, " + std::to_string(pool.threads()) + " threads";
       expect_same_bits(base.out.data, other.out.data, what);
       expect_same_bits(base.lse.data, other.lse.data, what + ", LSE");
+      expect_same_bits(base.score_lse.data, other.score_lse.data, what + ", scores' LSE");
       if (HasFatalFailure()) {
         return;
       }
     }
     if (problem.score) {
       const AttendResult only_lse = run_attend(kernels(), pools_[1], problem, false, seed);
-      expect_same_bits(base.lse.data, only_lse.lse.data, "LSE without the output");
+      expect_same_bits(base.score_lse.data, only_lse.score_lse.data, "LSE without the output");
     }
   }
 }
@@ -120,6 +122,8 @@ TEST_P(KernelsInvarianceTest, AttendCutIntoCalls) {
                                  std::to_string(begin) + " to " + std::to_string(ends[i]);
         expect_same_bits(rows_of(whole.out, begin, ends[i]).data, result.out.data, what);
         expect_same_bits(rows_of(whole.lse, begin, ends[i]).data, result.lse.data, what);
+        expect_same_bits(rows_of(whole.score_lse, begin, ends[i]).data, result.score_lse.data,
+                         what);
         if (HasFatalFailure()) {
           return;
         }
@@ -148,6 +152,7 @@ TEST_P(KernelsInvarianceTest, AttendBesideOtherSpans) {
     for (size_t i = 0; i < problems.size(); ++i) {
       const AttendResult alone = run_attend(kernels(), pools_[1], problems[i], true, seed + i);
       expect_same_bits(alone.out.data, together[i].out.data, "span " + std::to_string(i));
+      expect_same_bits(alone.lse.data, together[i].lse.data, "LSE of span " + std::to_string(i));
     }
   }
 }
@@ -194,6 +199,7 @@ TEST_P(KernelsInvarianceTest, Score) {
         score_in_parts(kernels(), pools_[0], problem, lse, {0, rows}, {0, chunk}, seed);
     for (const int page_tokens : {16, 32, 64}) {
       problem.page.page_tokens = page_tokens;
+      problem.page.key_order = pick(prng, {KeyOrder::kPlain, KeyOrder::kTransposed});
       const Matrix other =
           score_in_parts(kernels(), pools_[prng.below(3)], problem, lse,
                          cuts(prng, rows, prng.chance(0.3)), cuts(prng, chunk, false), seed + 100);

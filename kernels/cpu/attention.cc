@@ -10,11 +10,8 @@
 #include "kernels/cpu/attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
-#include <vector>
 
 #include "base/check.h"
 #include "base/math.h"
@@ -24,11 +21,17 @@
 namespace pagezip::cpu {
 namespace {
 
+constexpr size_t kAlignment = 64;
 constexpr int64_t kTileRows = 96;
 constexpr int64_t kStep = kWidenedPairs;
 // Up to this many query rows (decode) read 16-bit pages directly: widening them first costs more
 // than widening them again for every six rows. The bits are the same.
 constexpr int64_t kDirectRows = 12;
+
+// Whether keys are read as they lie: the direct product needs them transposed.
+bool direct_keys(const PageLayout& page, int64_t query_rows) {
+  return query_rows <= kDirectRows && page.key_order == KeyOrder::kTransposed;
+}
 
 struct Tile {
   const AttentionSpan* span;
@@ -93,8 +96,8 @@ struct TileScratch {
   SoftmaxState<float>* score_merged;  // [query rows]
 
   static size_t bytes(int64_t query_rows, int64_t head_dim) {
-    return static_cast<size_t>(query_rows * (3 * head_dim + kUnitPairs + 6) + head_dim * kStep) *
-           sizeof(float);
+    const int64_t floats = query_rows * (3 * head_dim + kUnitPairs + 6) + head_dim * kStep;
+    return round_up(static_cast<size_t>(floats) * sizeof(float), kAlignment);
   }
   TileScratch(std::byte* memory, int64_t query_rows, int64_t head_dim) {
     auto* p = reinterpret_cast<float*>(memory);
@@ -154,7 +157,7 @@ void multiply_keys(const AttendArgs& args, const Tile& tile, UnitRef ref, Range 
   const Segment& segment = tile.span->view->segments[ref.segment];
   for (int64_t step = hull.low / kStep * kStep; step < hull.high; step += kStep) {
     float* x = scratch.x + (step - ref.unit * kUnitPairs);
-    if (tile.query_rows <= kDirectRows) {
+    if (direct_keys(args.page, tile.query_rows)) {
       multiply_keys_directly(args, tile, segment, step, hull, x, scratch);
       continue;
     }
@@ -269,8 +272,12 @@ void write_tile(const AttendArgs& args, const Tile& tile, const SoftmaxState<flo
   const int64_t group = args.heads / args.kv_heads;
   const int64_t d = args.page.head_dim;
   for (int64_t r = 0; r < tile.query_rows; ++r) {
-    float* target = args.out.row(tile.span->first_row + tile.first_row + r / group) +
-                    (tile.head * group + r % group) * d;
+    const int64_t row = tile.span->first_row + tile.first_row + r / group;
+    const int64_t head = tile.head * group + r % group;
+    if (args.lse.data != nullptr) {
+      args.lse.row(row)[head] = merged[r].log_sum_exp();
+    }
+    float* target = args.out.row(row) + head * d;
     if (merged[r].empty()) {
       std::fill(target, target + d, 0.0f);
       continue;
@@ -282,12 +289,96 @@ void write_tile(const AttendArgs& args, const Tile& tile, const SoftmaxState<flo
   }
 }
 
+// One unit of a tile whose units are computed by different threads.
+struct Item {
+  const Tile* tile;
+  UnitRef ref;
+  Range hull;
+  int64_t floats;  // where its states and then its output begin in the buffer
+};
+
+// The sizes of a call's work.
+struct Plan {
+  int64_t tiles = 0;
+  int64_t query_rows_max = 0;  // of a tile
+  bool split = false;          // into units; then:
+  int64_t items = 0;
+  int64_t floats = 0;
+
+  size_t tile_bytes() const {
+    return round_up(static_cast<size_t>(tiles) * sizeof(Tile), kAlignment);
+  }
+  size_t item_bytes() const {
+    return round_up(static_cast<size_t>(items) * sizeof(Item), kAlignment);
+  }
+  size_t float_bytes() const {
+    return round_up(static_cast<size_t>(floats) * sizeof(float), kAlignment);
+  }
+  size_t bytes(const AttendArgs& args, int threads) const {
+    return tile_bytes() + item_bytes() + float_bytes() +
+           static_cast<size_t>(threads) * TileScratch::bytes(query_rows_max, args.page.head_dim);
+  }
+};
+
+template <typename F>
+void for_tiles(const AttendArgs& args, const F& f) {
+  const int64_t group = args.heads / args.kv_heads;
+  const int64_t rows_max = std::max<int64_t>(1, kTileRows / group);
+  for (const AttentionSpan& span : args.spans) {
+    for (int64_t row = 0; row < span.rows; row += rows_max) {
+      const int64_t rows = std::min(rows_max, span.rows - row);
+      for (int head = 0; head < args.kv_heads; ++head) {
+        f(Tile{&span, head, row, rows, rows * group});
+      }
+    }
+  }
+}
+
+Plan make_plan(const AttendArgs& args, int threads) {
+  Plan plan;
+  for_tiles(args, [&](const Tile& tile) {
+    ++plan.tiles;
+    plan.query_rows_max = std::max(plan.query_rows_max, tile.query_rows);
+  });
+  plan.split = args.score == nullptr && threads > 1 && plan.tiles < int64_t{4} * threads;
+  if (plan.split) {
+    for_tiles(args, [&](const Tile& tile) {
+      for_units(args, tile, [&](UnitRef, Range) {
+        ++plan.items;
+        plan.floats += tile.query_rows * (args.page.head_dim + 2);
+      });
+    });
+  }
+  return plan;
+}
+
+// The memory of a call, carved from the pool's scratch.
+struct CallMemory {
+  Tile* tiles;
+  Item* items;
+  float* buffer;
+  std::byte* threads;
+  size_t thread_bytes;
+
+  CallMemory(const AttendArgs& args, const Plan& plan, ThreadPool& pool) {
+    std::byte* memory = pool.shared_scratch(plan.bytes(args, pool.threads()));
+    tiles = reinterpret_cast<Tile*>(memory);
+    items = reinterpret_cast<Item*>(memory + plan.tile_bytes());
+    buffer = reinterpret_cast<float*>(memory + plan.tile_bytes() + plan.item_bytes());
+    threads = memory + plan.tile_bytes() + plan.item_bytes() + plan.float_bytes();
+    thread_bytes = TileScratch::bytes(plan.query_rows_max, args.page.head_dim);
+    Tile* next = tiles;
+    for_tiles(args, [&next](const Tile& tile) { *next++ = tile; });
+  }
+  TileScratch tile(int thread, const Tile& of, int64_t head_dim) const {
+    return {threads + static_cast<size_t>(thread) * thread_bytes, of.query_rows, head_dim};
+  }
+};
+
 // One thread walks the whole view of a tile.
-void attend_tile(const AttendArgs& args, const Tile& tile, int thread, ThreadPool& pool) {
+void attend_tile(const AttendArgs& args, const Tile& tile, const TileScratch& scratch) {
   const int64_t group = args.heads / args.kv_heads;
   const int64_t d = args.page.head_dim;
-  const TileScratch scratch(pool.scratch(thread, TileScratch::bytes(tile.query_rows, d)),
-                            tile.query_rows, d);
   std::fill(scratch.merged, scratch.merged + tile.query_rows, SoftmaxState<float>{});
   std::fill(scratch.score_merged, scratch.score_merged + tile.query_rows, SoftmaxState<float>{});
   load_queries(args, tile, scratch.q);
@@ -307,110 +398,60 @@ void attend_tile(const AttendArgs& args, const Tile& tile, int thread, ThreadPoo
 }
 
 // Threads take single units; a second pass merges them in order.
-void attend_split(const AttendArgs& args, const std::vector<Tile>& tiles, ThreadPool& pool) {
-  struct Item {
-    const Tile* tile;
-    UnitRef ref;
-    Range hull;
-    int64_t floats;  // where its states and then its output begin in the buffer
-  };
+void attend_split(const AttendArgs& args, const Plan& plan, const CallMemory& memory,
+                  ThreadPool& pool) {
   const int64_t d = args.page.head_dim;
-  std::vector<Item> items;
-  std::vector<size_t> ends;
+  Item* next = memory.items;
   int64_t floats = 0;
-  int64_t query_rows_max = 0;
-  for (const Tile& tile : tiles) {
+  for (int64_t t = 0; t < plan.tiles; ++t) {
+    const Tile& tile = memory.tiles[t];
     for_units(args, tile, [&](UnitRef ref, Range hull) {
-      items.push_back({&tile, ref, hull, floats});
+      *next++ = {&tile, ref, hull, floats};
       floats += tile.query_rows * (d + 2);
     });
-    ends.push_back(items.size());
-    query_rows_max = std::max(query_rows_max, tile.query_rows);
   }
-  auto* buffer =
-      reinterpret_cast<float*>(pool.shared_scratch(static_cast<size_t>(floats) * sizeof(float)));
-  pool.parallel_for(static_cast<int64_t>(items.size()), [&](int64_t i, int thread) {
-    const Item& item = items[static_cast<size_t>(i)];
-    const int64_t rows = item.tile->query_rows;
-    TileScratch scratch(pool.scratch(thread, TileScratch::bytes(rows, d)), rows, d);
-    scratch.states = reinterpret_cast<SoftmaxState<float>*>(buffer + item.floats);
-    scratch.unit = buffer + item.floats + 2 * rows;
+  pool.parallel_for(plan.items, [&](int64_t i, int thread) {
+    const Item& item = memory.items[i];
+    TileScratch scratch = memory.tile(thread, *item.tile, d);
+    scratch.states = reinterpret_cast<SoftmaxState<float>*>(memory.buffer + item.floats);
+    scratch.unit = memory.buffer + item.floats + 2 * item.tile->query_rows;
     load_queries(args, *item.tile, scratch.q);
     compute_unit(args, *item.tile, item.ref, item.hull, scratch);
   });
-  TileScratch scratch(pool.scratch(0, TileScratch::bytes(query_rows_max, d)), query_rows_max, d);
-  size_t i = 0;
-  for (size_t t = 0; t < tiles.size(); ++t) {
-    std::fill(scratch.merged, scratch.merged + tiles[t].query_rows, SoftmaxState<float>{});
-    for (; i < ends[t]; ++i) {
-      const float* memory = buffer + items[i].floats;
-      merge_unit(tiles[t], reinterpret_cast<const SoftmaxState<float>*>(memory),
-                 memory + 2 * tiles[t].query_rows, d, scratch.merged, scratch.out);
+  const Item* item = memory.items;
+  for (int64_t t = 0; t < plan.tiles; ++t) {
+    const Tile& tile = memory.tiles[t];
+    const TileScratch scratch = memory.tile(0, tile, d);
+    std::fill(scratch.merged, scratch.merged + tile.query_rows, SoftmaxState<float>{});
+    for (; item != memory.items + plan.items && item->tile == &tile; ++item) {
+      const float* unit = memory.buffer + item->floats;
+      merge_unit(tile, reinterpret_cast<const SoftmaxState<float>*>(unit),
+                 unit + 2 * tile.query_rows, d, scratch.merged, scratch.out);
     }
-    write_tile(args, tiles[t], scratch.merged, scratch.out);
+    write_tile(args, tile, scratch.merged, scratch.out);
   }
 }
 
 }  // namespace
 
+size_t attend_scratch(const AttendArgs& args, int threads) {
+  return make_plan(args, threads).bytes(args, threads);
+}
+
 void attend(const AttendArgs& args, ThreadPool& pool) {
   CHECK(args.score == nullptr || args.spans.size() == 1);
   CHECK(args.score != nullptr || args.out.data != nullptr);
-  const int64_t group = args.heads / args.kv_heads;
-  const int64_t rows_max = std::max<int64_t>(1, kTileRows / group);
-  std::vector<Tile> tiles;
-  for (const AttentionSpan& span : args.spans) {
-    for (int64_t row = 0; row < span.rows; row += rows_max) {
-      const int64_t rows = std::min(rows_max, span.rows - row);
-      for (int head = 0; head < args.kv_heads; ++head) {
-        tiles.push_back({&span, head, row, rows, rows * group});
-      }
-    }
-  }
-  const auto count = static_cast<int64_t>(tiles.size());
-  if (args.score == nullptr && pool.threads() > 1 && count < int64_t{4} * pool.threads()) {
-    attend_split(args, tiles, pool);
+  CHECK(args.lse.data == nullptr || args.out.data != nullptr);
+  const Plan plan = make_plan(args, pool.threads());
+  const CallMemory memory(args, plan, pool);
+  if (plan.split) {
+    attend_split(args, plan, memory, pool);
     return;
   }
   // The last rows of a prompt see most pairs: long items first, so that threads end together.
-  pool.parallel_for(count, [&](int64_t i, int thread) {
-    attend_tile(args, tiles[static_cast<size_t>(count - 1 - i)], thread, pool);
-  });
-}
-
-void score(const ScoreArgs& args, ThreadPool& pool) {
-  const int64_t d = args.page.head_dim;
-  const int64_t group = args.heads / args.kv_heads;
-  const int64_t first = args.chunk_begin / kStep;
-  const int64_t steps =
-      args.chunk_end > args.chunk_begin ? ceil_div(args.chunk_end, kStep) - first : 0;
-  pool.parallel_for(args.kv_heads * steps, [&](int64_t item, int thread) {
-    const auto head = static_cast<int>(item / steps);
-    const int64_t step = (first + item % steps) * kStep;
-    auto* keys = reinterpret_cast<float*>(
-        pool.scratch(thread, static_cast<size_t>((d + kTileRows + 1) * kStep) * sizeof(float)));
-    float* x = keys + d * kStep;
-    float* best = x + kTileRows * kStep;
-    std::fill(best, best + kStep, -std::numeric_limits<float>::infinity());
-    std::fill(keys, keys + d * kStep, 0.0f);
-    widen_keys(args.page, *args.source, args.layer, head, step, args.chunk_begin, args.chunk_end,
-               keys);
-    for (int64_t g = head * group; g < (head + 1) * group; ++g) {
-      for (int64_t row = 0; row < args.q.rows; row += kTileRows) {
-        const int64_t rows = std::min(kTileRows, args.q.rows - row);
-        simd_ops().gemm(args.q.row(row) + g * d, args.q.stride, keys, kStep, x, kStep, rows, d,
-                        kStep, false);
-        const float* lse = args.lse.data == nullptr ? nullptr : args.lse.row(row) + g;
-        simd_ops().column_max(x, kStep, rows, args.scale, lse, args.lse.stride, best);
-      }
-    }
-    const int64_t end = std::min(step + kStep, args.chunk_end);
-    for (int64_t pair = std::max(step, args.chunk_begin); pair < end; ++pair) {
-      float& target = args.best.row(head)[pair - args.chunk_begin];
-      const float value = best[pair - step];
-      // Written so that a NaN on either side stays.
-      target = target >= value || std::isnan(target) ? target : value;
-    }
+  pool.parallel_for(plan.tiles, [&](int64_t i, int thread) {
+    const Tile& tile = memory.tiles[plan.tiles - 1 - i];
+    attend_tile(args, tile, memory.tile(thread, tile, args.page.head_dim));
   });
 }
 

@@ -42,8 +42,9 @@ void add(MatrixView<float> x, MatrixView<const float> y, ThreadPool& pool) {
            [&](int64_t r, int) { simd_ops().add(x.row(r), y.row(r), x.cols); });
 }
 
-constexpr Kernels kTable = {"cpu", pack, prepare,  matmul, rms_norm, rope,
-                            gate,  add,  store_kv, attend, score,    copy_pairs};
+constexpr Kernels kTable = {"cpu", pack,           prepare,       matmul,    rms_norm,
+                            rope,  gate,           add,           store_kv,  attend,
+                            score, attend_scratch, score_scratch, copy_pairs};
 
 const char* name_of(DenseIsa isa) {
   switch (isa) {

@@ -10,19 +10,38 @@ namespace pagezip::cpu {
 namespace {
 
 template <typename T>
-void scatter(const T* source, T* target, int64_t stride, int64_t count) {
+void copy_strided(const std::byte* source, int64_t source_stride, std::byte* target,
+                  int64_t target_stride, int64_t count) {
+  const T* in = reinterpret_cast<const T*>(source);
+  T* out = reinterpret_cast<T*>(target);
   for (int64_t i = 0; i < count; ++i) {
-    target[i * stride] = source[i];
+    out[i * target_stride] = in[i * source_stride];
   }
 }
 
-template <typename T>
-void copy_column(const std::byte* source, int64_t from, std::byte* target, int64_t to,
-                 int64_t stride, int64_t count) {
-  const T* in = reinterpret_cast<const T*>(source) + from;
-  T* out = reinterpret_cast<T*>(target) + to;
-  for (int64_t i = 0; i < count; ++i) {
-    out[i * stride] = in[i * stride];
+// Strides in elements.
+void copy_elements(KvType type, const std::byte* source, int64_t source_stride, std::byte* target,
+                   int64_t target_stride, int64_t count) {
+  if (type == KvType::kF32) {
+    copy_strided<float>(source, source_stride, target, target_stride, count);
+  } else {
+    copy_strided<uint16_t>(source, source_stride, target, target_stride, count);
+  }
+}
+
+// target[d][kWidenedPairs] = plain keys [tokens, head_dim].
+void widen_plain_keys(const PageLayout& page, const std::byte* keys, float* target) {
+  constexpr int64_t kChannels = 16;  // at a time; divides head_dim
+  float rows[kChannels];
+  const int64_t row_bytes = bytes_of(page.k_type) * page.head_dim;
+  for (int64_t t = 0; t < page.page_tokens; ++t) {
+    for (int64_t d = 0; d < page.head_dim; d += kChannels) {
+      simd_ops().widen(page.k_type, keys + t * row_bytes + d * bytes_of(page.k_type), rows,
+                       kChannels, 1, kChannels);
+      for (int64_t i = 0; i < kChannels; ++i) {
+        target[(d + i) * kWidenedPairs + t] = rows[i];
+      }
+    }
   }
 }
 
@@ -33,8 +52,13 @@ void widen_keys(const PageLayout& page, const Segment& segment, int layer, int h
   const int64_t tokens = page.page_tokens;
   for (int64_t p = std::max(step, low / tokens * tokens); p < std::min(step + kWidenedPairs, high);
        p += tokens) {
-    simd_ops().widen(page.k_type, segment.page(layer, head, p / tokens), target + (p - step),
-                     kWidenedPairs, page.head_dim, tokens);
+    const std::byte* keys = segment.page(layer, head, p / tokens);
+    if (page.key_order == KeyOrder::kPlain) {
+      widen_plain_keys(page, keys, target + (p - step));
+    } else {
+      simd_ops().widen(page.k_type, keys, target + (p - step), kWidenedPairs, page.head_dim,
+                       tokens);
+    }
   }
 }
 
@@ -52,43 +76,47 @@ void widen_values(const PageLayout& page, const Segment& segment, int layer, int
 }
 
 void store_kv(const StoreKvArgs& args, ThreadPool& pool) {
-  const int64_t d = args.page.head_dim;
-  const int64_t tokens = args.page.page_tokens;
-  for_rows(args.k.rows, int64_t{2} * args.kv_heads * d, pool, [&](int64_t r, int thread) {
+  constexpr int64_t kChannels = 16;  // at a time; divides head_dim
+  const PageLayout& page = args.page;
+  const int64_t d = page.head_dim;
+  const int64_t k_size = bytes_of(page.k_type);
+  for_rows(args.k.rows, int64_t{2} * args.kv_heads * d, pool, [&](int64_t r, int) {
     const int64_t pair = args.first_pair + r;
-    const int64_t slot = pair % tokens;
-    auto* narrowed = pool.scratch(thread, static_cast<size_t>(d) * sizeof(float));
+    const int64_t slot = pair % page.page_tokens;
+    std::byte narrowed[kChannels * sizeof(float)];
     for (int head = 0; head < args.kv_heads; ++head) {
-      std::byte* page = args.target->page(args.layer, head, pair / tokens);
-      simd_ops().narrow(args.page.k_type, args.k.row(r) + head * d, narrowed, d);
-      if (args.page.k_type == KvType::kF32) {
-        scatter(reinterpret_cast<const float*>(narrowed), reinterpret_cast<float*>(page) + slot,
-                tokens, d);
-      } else {
-        scatter(reinterpret_cast<const uint16_t*>(narrowed),
-                reinterpret_cast<uint16_t*>(page) + slot, tokens, d);
+      std::byte* start = args.target->page(args.layer, head, pair / page.page_tokens);
+      std::byte* k = start + slot * page.key_stride() * k_size;
+      for (int64_t c = 0; c < d; c += kChannels) {
+        simd_ops().narrow(page.k_type, args.k.row(r) + head * d + c, narrowed, kChannels);
+        copy_elements(page.k_type, narrowed, 1, k + c * page.key_channel_stride() * k_size,
+                      page.key_channel_stride(), kChannels);
       }
-      simd_ops().narrow(args.page.v_type, args.v.row(r) + head * d,
-                        page + args.page.k_bytes() + slot * d * bytes_of(args.page.v_type), d);
+      simd_ops().narrow(page.v_type, args.v.row(r) + head * d,
+                        start + page.k_bytes() + slot * d * bytes_of(page.v_type), d);
     }
   });
 }
 
 void copy_pairs(const CopyPairsArgs& args) {
-  const int64_t tokens = args.page.page_tokens;
-  const int64_t v_row = bytes_of(args.page.v_type) * args.page.head_dim;
+  const PageLayout& from = args.source_page;
+  const PageLayout& to = args.target_page;
+  check_same_elements(args);
+  const int64_t k_size = bytes_of(from.k_type);
+  const int64_t v_row = bytes_of(from.v_type) * from.head_dim;
   for (size_t i = 0; i < args.pairs.size(); ++i) {
-    const int64_t from = args.pairs[i];
-    const int64_t to = args.target_first + static_cast<int64_t>(i);
-    const std::byte* source = args.source->page(args.layer, args.head, from / tokens);
-    std::byte* target = args.target->page(args.layer, args.head, to / tokens);
-    if (args.page.k_type == KvType::kF32) {
-      copy_column<float>(source, from % tokens, target, to % tokens, tokens, args.page.head_dim);
-    } else {
-      copy_column<uint16_t>(source, from % tokens, target, to % tokens, tokens, args.page.head_dim);
-    }
-    std::memcpy(target + args.page.k_bytes() + to % tokens * v_row,
-                source + args.page.k_bytes() + from % tokens * v_row, static_cast<size_t>(v_row));
+    const int64_t source_pair = args.pairs[i];
+    const int64_t target_pair = args.target_first + static_cast<int64_t>(i);
+    const int64_t source_slot = source_pair % from.page_tokens;
+    const int64_t target_slot = target_pair % to.page_tokens;
+    const std::byte* source =
+        args.source->page(args.layer, args.head, source_pair / from.page_tokens);
+    std::byte* target = args.target->page(args.layer, args.head, target_pair / to.page_tokens);
+    copy_elements(from.k_type, source + source_slot * from.key_stride() * k_size,
+                  from.key_channel_stride(), target + target_slot * to.key_stride() * k_size,
+                  to.key_channel_stride(), from.head_dim);
+    std::memcpy(target + to.k_bytes() + target_slot * v_row,
+                source + from.k_bytes() + source_slot * v_row, static_cast<size_t>(v_row));
   }
 }
 

@@ -45,8 +45,9 @@ Pair pair_at(const PageLayout& page, const Segment& segment, int layer, int head
   const int64_t slot = i % page.page_tokens;
   const int64_t k_size = bytes_of(page.k_type);
   const int64_t v_size = bytes_of(page.v_type);
-  return {base + slot * k_size, base + page.k_bytes() + slot * page.head_dim * v_size,
-          page.page_tokens * k_size, v_size};
+  return {base + slot * page.key_stride() * k_size,
+          base + page.k_bytes() + slot * page.head_dim * v_size, page.key_channel_stride() * k_size,
+          v_size};
 }
 
 double dot_k(const PageLayout& page, const Pair& pair, const float* q) {
@@ -148,6 +149,9 @@ void attend_row(const AttendArgs& args, const AttentionSpan& span, int64_t row, 
   if (args.out.data == nullptr) {
     return;
   }
+  if (args.lse.data != nullptr) {
+    args.lse.row(batch_row)[head] = static_cast<float>(total.attention.log_sum_exp());
+  }
   float* out = args.out.row(batch_row) + int64_t{head} * args.page.head_dim;
   for (size_t d = 0; d < total.out.size(); ++d) {
     out[d] =
@@ -174,6 +178,7 @@ void store_kv(const StoreKvArgs& args, ThreadPool& pool) {
 
 void attend(const AttendArgs& args, ThreadPool& pool) {
   CHECK(args.score == nullptr || args.spans.size() == 1);
+  CHECK(args.lse.data == nullptr || args.out.data != nullptr);
   for (const AttentionSpan& span : args.spans) {
     pool.parallel_for(span.rows * args.heads, [&](int64_t item, int) {
       attend_row(args, span, item / args.heads, static_cast<int>(item % args.heads));
@@ -204,10 +209,11 @@ void score(const ScoreArgs& args, ThreadPool& pool) {
 }
 
 void copy_pairs(const CopyPairsArgs& args) {
-  const PageLayout& page = args.page;
+  const PageLayout& page = args.source_page;
+  check_same_elements(args);
   for (size_t i = 0; i < args.pairs.size(); ++i) {
     const Pair source = pair_at(page, *args.source, args.layer, args.head, args.pairs[i]);
-    const Pair target = pair_at(page, *args.target, args.layer, args.head,
+    const Pair target = pair_at(args.target_page, *args.target, args.layer, args.head,
                                 args.target_first + static_cast<int64_t>(i));
     for (int d = 0; d < page.head_dim; ++d) {
       std::memcpy(target.k + d * target.k_stride, source.k + d * source.k_stride,

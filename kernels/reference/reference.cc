@@ -16,6 +16,8 @@ const Kernels& reference_kernels() {
       .store_kv = reference::store_kv,
       .attend = reference::attend,
       .score = reference::score,
+      .attend_scratch = [](const AttendArgs&, int) -> size_t { return 0; },
+      .score_scratch = [](const ScoreArgs&, int) -> size_t { return 0; },
       .copy_pairs = reference::copy_pairs,
   };
   return kKernels;
