@@ -6,11 +6,13 @@
 
 namespace pagezip {
 
-/// Microseconds since some fixed moment; never goes back.
 class Clock {
  public:
   virtual ~Clock() = default;
+  /// Microseconds since some fixed moment; never goes back.
   virtual int64_t now_us() const = 0;
+  /// Seconds since 1970; may be set back.
+  virtual int64_t unix_s() const = 0;
 };
 
 /// Any thread.
@@ -19,6 +21,11 @@ class SteadyClock : public Clock {
   int64_t now_us() const override {
     return std::chrono::duration_cast<std::chrono::microseconds>(
                std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+  int64_t unix_s() const override {
+    return std::chrono::duration_cast<std::chrono::seconds>(
+               std::chrono::system_clock::now().time_since_epoch())
         .count();
   }
 };

@@ -152,7 +152,7 @@ class Bench {
   double make(const std::string& id, double keep, std::vector<double>* step_us) {
     DocumentRequest d;
     d.tenant = "bench";
-    d.id = id;
+    d.listing.id = id;
     d.prefix = tokens(16);
     d.context = tokens(arguments_.document);
     d.prompts = {tokens(8), tokens(12), tokens(8)};

@@ -44,6 +44,12 @@ class DocumentTask {
 
  private:
   friend class Engine;
+  void fail(const std::string& why) {
+    update([&](Status& status) {
+      status.state = State::kFailed;
+      status.error = why;
+    });
+  }
   template <typename Change>
   void update(const Change& change) {
     {

@@ -1,3 +1,4 @@
+// Commands, steps, and what comes of requests.
 #include "engine/engine.h"
 
 #include <fmt/format.h>
@@ -9,12 +10,24 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "engine/calibration.h"
+#include "engine/engine_live.h"
 
 namespace pagezip {
 namespace {
 
-// Rows that repeat prompts may have beside a chunk's own text.
-constexpr int64_t kRepeatRows = 256;
+int64_t document_blocks(const EngineOptions& options) {
+  return static_cast<int64_t>(options.documents_share * static_cast<double>(options.pool_blocks));
+}
+
+DocumentStore::Limits store_limits(const EngineOptions& options) {
+  DocumentStore::Limits limits;
+  limits.held_blocks = document_blocks(options);
+  limits.pinned_blocks = std::min(
+      limits.held_blocks,
+      static_cast<int64_t>(options.pinned_share * static_cast<double>(options.pool_blocks)));
+  limits.file_bytes = options.folder.empty() ? 0 : options.file_bytes_max;
+  return limits;
+}
 
 SchedulerConfig scheduler_config(const EngineOptions& options, const Model& model,
                                  const Tokenizer& tokenizer) {
@@ -24,9 +37,12 @@ SchedulerConfig scheduler_config(const EngineOptions& options, const Model& mode
       static_cast<int>(global.rend() - std::find(global.rbegin(), global.rend(), true));
   const auto ends = tokenizer.end_of_generation();
   config.end_tokens.assign(ends.begin(), ends.end());
+  config.document_blocks = document_blocks(options);
   config.depth = 1;  // the CPU computes a step while nothing else can be planned
   return config;
 }
+
+}  // namespace
 
 void check_tokens(std::span<const TokenId> tokens, int vocab) {
   for (const TokenId token : tokens) {
@@ -35,33 +51,6 @@ void check_tokens(std::span<const TokenId> tokens, int vocab) {
     }
   }
 }
-
-}  // namespace
-
-struct Engine::LiveChoice {
-  StreamDecoder decoder;
-  StopMatcher stops;
-  bool finished = false;
-};
-
-struct Engine::LiveRequest {
-  std::shared_ptr<OutputStream> stream;
-  std::vector<LiveChoice> choices;
-  OutputUsage usage;
-  size_t open = 0;  // choices
-};
-
-struct Engine::LiveDocument {
-  struct Version {
-    VersionSpec spec;
-    std::shared_ptr<const Document> document;
-  };
-  std::string tenant;
-  bool keeps_full = false;
-  std::vector<VersionSpec> specs;  // that its job makes
-  std::vector<Version> versions;   // by keep_ratio, smallest first
-  int64_t last_use = 0;
-};
 
 Engine::Engine(const Model& model, const Tokenizer& tokenizer, const Kernels& kernels,
                ActivationType activations, ThreadPool& threads, const EngineOptions& options,
@@ -75,17 +64,25 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const Kernels& ke
                    model.kv_geometry(options.kv_type, options.page_tokens).page,
                    options.scheduler.rows_max, threads),
       pool_(model.kv_geometry(options.kv_type, options.page_tokens), options.pool_blocks),
+      store_(pool_.geometry(), store_limits(options)),
       index_(pool_, model.kv_groups()),
       device_(transformer_, pool_, options.chunk_tokens + kRepeatRows, clock),
       scheduler_(scheduler_config(options, model, tokenizer),
                  CostModel(options.cost.has_value() ? *options.cost
                                                     : calibrate(transformer_, pool_, clock)),
                  pool_, index_, model.kv_groups(),
-                 [this](int64_t blocks) { return reclaim(blocks); }) {}
+                 [this](int64_t blocks, bool urgent) { return reclaim(blocks, urgent); }) {
+  if (!options.folder.empty()) {
+    open_folder();
+  }
+}
 
 Engine::~Engine() {
   stop();
   run_commands();
+  for (const Waiting& waiting : std::exchange(waiting_, {})) {
+    waiting.refuse(RefusalKind::kCancelled, "the engine ends");
+  }
   for (const auto& [id, request] : requests_) {
     scheduler_.cancel(id);
   }
@@ -97,10 +94,10 @@ Engine::~Engine() {
 
 // ---- any thread ----
 
-bool Engine::post(Command command) {
+bool Engine::post(Command command, bool bounded) {
   {
     const std::lock_guard lock(mutex_);
-    if (inbox_.size() >= options_.inbox_max) {
+    if (bounded && inbox_.size() >= options_.inbox_max) {
       return false;
     }
     inbox_.push_back(std::move(command));
@@ -120,60 +117,15 @@ std::shared_ptr<OutputStream> Engine::submit(GenerateRequest request) {
   validate(request.sampling);
   const StopMatcher stops(request.stops);  // throws for an empty one
   std::shared_ptr<OutputStream> stream(new OutputStream(next_id_++, request.wake));
-  const bool posted = post([this, request = std::move(request), stream]() mutable {
-    begin(std::move(request), stream);
-  });
+  const bool posted = post(
+      [this, request = std::move(request), stream]() mutable { begin(std::move(request), stream); },
+      true);
   return posted ? stream : nullptr;
 }
 
-std::shared_ptr<DocumentTask> Engine::create_document(DocumentRequest request) {
-  check_tokens(request.prefix, model_.config().vocab);
-  check_tokens(request.context, model_.config().vocab);
-  const auto tokens = static_cast<int64_t>(request.context.size());
-  if (tokens == 0) {
-    throw Error(ErrorKind::kUsage, "the document is empty");
-  }
-  int64_t repeat = 0;
-  if (!request.versions.empty()) {
-    repeat = request.prompts.rows_max(tokens, options_.chunk_tokens);
-    if (model_.kv_groups().front().window > 0) {
-      throw Error(ErrorKind::kUsage,
-                  "the model has only sliding-window layers: there is nothing to compress");
-    }
-    if (repeat > options_.chunk_tokens + kRepeatRows) {
-      throw Error(ErrorKind::kUsage, "the repeat prompt is too long");
-    }
-  }
-  for (const VersionSpec& version : request.versions) {
-    validate_keep_ratio(tokens, version.keep_ratio);
-  }
-  const auto all = static_cast<int64_t>(request.prefix.size()) + tokens + repeat;
-  if (all > context_max_) {
-    throw Error(ErrorKind::kUsage,
-                fmt::format("the document is too long: with its repeat prompt it takes {} of {} "
-                            "positions",
-                            all, context_max_));
-  }
-  auto task = std::make_shared<DocumentTask>(next_id_++);
-  const bool posted = post(
-      [this, request = std::move(request), task]() mutable { begin(std::move(request), task); });
-  return posted ? task : nullptr;
-}
-
 void Engine::cancel(WorkId id) {
-  // Not through the bounded queue: who wants to end work must not be refused.
-  const std::lock_guard lock(mutex_);
-  inbox_.emplace_back([this, id] { scheduler_.cancel(id); });
-  posted_.notify_one();
-}
-
-void Engine::drop_document(const std::string& id) {
-  const std::lock_guard lock(mutex_);
-  inbox_.emplace_back([this, id] {
-    documents_.erase(id);
-    scheduler_.memory_changed();
-  });
-  posted_.notify_one();
+  // Not bounded: who wants to end work must not be refused.
+  post([this, id] { end(id); }, false);
 }
 
 Stats Engine::stats() {
@@ -181,14 +133,23 @@ Stats Engine::stats() {
   return stats_;
 }
 
+DocumentStore::Stats Engine::document_stats() {
+  const std::lock_guard lock(mutex_);
+  return document_stats_;
+}
+
 void Engine::start() {
+  if (disk_ != nullptr) {
+    disk_->start();
+  }
   thread_ = std::thread([this] {
     while (true) {
       if (step()) {
         continue;
       }
+      // Now and then something ends by its time to live.
       std::unique_lock lock(mutex_);
-      posted_.wait(lock, [&] { return stopping_ || !inbox_.empty(); });
+      posted_.wait_for(lock, std::chrono::seconds(1), [&] { return stopping_ || !inbox_.empty(); });
       if (stopping_) {
         return;
       }
@@ -205,23 +166,26 @@ void Engine::stop() {
   if (thread_.joinable()) {
     thread_.join();
   }
+  finish_files();
 }
 
 // ---- engine thread ----
 
 bool Engine::step() {
   run_commands();
+  const bool moved = run_documents();
   const StepPlan* plan = scheduler_.schedule(clock_.now_us());
-  if (plan == nullptr) {
+  if (plan != nullptr) {
+    device_.run(*plan, result_);
+    scheduler_.commit(result_, clock_.now_us());
+    take_events(result_);
+  } else {
     take_events({});
-    return false;
   }
-  device_.run(*plan, result_);
-  scheduler_.commit(result_, clock_.now_us());
-  take_events(result_);
   const std::lock_guard lock(mutex_);
   stats_ = scheduler_.stats();
-  return !stopping_;
+  document_stats_ = store_.stats();
+  return !stopping_ && (moved || plan != nullptr);
 }
 
 void Engine::run_commands() {
@@ -240,25 +204,35 @@ std::string Engine::space(const std::string& tenant) const {
   return fmt::format("{:016x}{}:{}", model_.fingerprint(), tenant.size(), tenant);
 }
 
-std::shared_ptr<const Document> Engine::find_version(LiveDocument& document,
-                                                     std::optional<double> keep_ratio,
-                                                     double& kept) {
-  if (document.versions.empty()) {
-    return nullptr;
+void Engine::begin(GenerateRequest request, const std::shared_ptr<OutputStream>& stream) {
+  if (request.document.empty()) {
+    return serve(std::move(request), stream, {});
   }
-  const auto best = keep_ratio.has_value()
-                        ? std::min_element(document.versions.begin(), document.versions.end(),
-                                           [&](const auto& a, const auto& b) {
-                                             return std::abs(a.spec.keep_ratio - *keep_ratio) <
-                                                    std::abs(b.spec.keep_ratio - *keep_ratio);
-                                           })
-                        : document.versions.begin();
-  document.last_use = clock_.now_us();
-  kept = best->spec.keep_ratio;
-  return best->document;
+  const auto refuse = [stream](RefusalKind kind, const std::string& message) {
+    OutputEvent event;
+    if (kind == RefusalKind::kCancelled) {
+      event.finish = FinishReason::kCancelled;
+    } else {
+      event.refusal = {kind, message};
+    }
+    stream->push(std::move(event), true);
+  };
+  const std::string id = request.document;
+  if (!is_theirs(id, {request.tenant, request.groups})) {
+    return refuse(RefusalKind::kNotFound, "no document " + id);
+  }
+  if (!is_ready(id, request.keep_ratio)) {
+    return refuse(RefusalKind::kNotReady, "document " + id + " is not ready");
+  }
+  Waiting waiting{stream->id(), id, request.keep_ratio, {}, refuse};
+  waiting.serve = [this, stream, request](const DocumentStore::Lease& lease) {
+    serve(request, stream, lease);
+  };
+  wait_for_document(std::move(waiting));
 }
 
-void Engine::begin(GenerateRequest request, std::shared_ptr<OutputStream> stream) {
+void Engine::serve(GenerateRequest request, const std::shared_ptr<OutputStream>& stream,
+                   const DocumentStore::Lease& lease) {
   const auto refuse = [&](RefusalKind kind, std::string message) {
     OutputEvent event;
     event.refusal = {kind, std::move(message)};
@@ -270,19 +244,13 @@ void Engine::begin(GenerateRequest request, std::shared_ptr<OutputStream> stream
   spec.priority = request.priority;
   spec.space = space(request.tenant);
   auto live = std::make_unique<LiveRequest>();
-  if (!request.document.empty()) {
-    const auto found = documents_.find(request.document);
-    if (found == documents_.end() || found->second->tenant != request.tenant) {
-      return refuse(RefusalKind::kNotFound, "no document " + request.document);
-    }
-    spec.document = find_version(*found->second, request.keep_ratio, live->usage.keep_ratio);
-    if (spec.document == nullptr) {
-      return refuse(RefusalKind::kNotReady, "document " + request.document + " is not ready");
-    }
+  if (lease.document != nullptr) {
+    spec.document = lease.document;
+    live->usage.keep_ratio = lease.version.keep_ratio;
     live->usage.document_tokens = spec.document->logical_length();
-    // The question's blocks depend on the very version that they were computed on.
-    spec.space +=
-        fmt::format("{}:{}@{}", request.document.size(), request.document, live->usage.keep_ratio);
+    // The question's blocks depend on the very version that they were computed on. Only who asked
+    // the same question before finds them, not the other readers of the document.
+    spec.space += fmt::format("{}:{}#{}", lease.key.id.size(), lease.key.id, lease.key.version);
   }
   const auto prompt = static_cast<int64_t>(request.prompt.size());
   const int64_t room = context_max_ - live->usage.document_tokens - prompt;
@@ -303,7 +271,8 @@ void Engine::begin(GenerateRequest request, std::shared_ptr<OutputStream> stream
   if (admission != Admission::kAccepted) {
     return admission == Admission::kBusy
                ? refuse(RefusalKind::kBusy, "too many requests wait")
-               : refuse(RefusalKind::kTooLarge, "the request needs more KV memory than there is");
+               : refuse(RefusalKind::kTooLarge,
+                        "the request needs more KV memory than documents leave to requests");
   }
   stream->set_usage(live->usage);
   for (uint32_t k = 0; k < request.choices; ++k) {
@@ -315,39 +284,16 @@ void Engine::begin(GenerateRequest request, std::shared_ptr<OutputStream> stream
   requests_[stream->id()] = std::move(live);
 }
 
-void Engine::begin(DocumentRequest request, const std::shared_ptr<DocumentTask>& task) {
-  const auto fail = [&](const std::string& why) {
-    task->update([&](DocumentTask::Status& status) {
-      status.state = DocumentTask::State::kFailed;
-      status.error = why;
-    });
-  };
-  if (documents_.contains(request.id)) {
-    return fail("document " + request.id + " exists already");
+void Engine::end(WorkId id) {
+  const auto found = std::find_if(waiting_.begin(), waiting_.end(),
+                                  [&](const Waiting& waiting) { return waiting.id == id; });
+  if (found == waiting_.end()) {
+    scheduler_.cancel(id);
+    return;
   }
-  DocumentSpec spec;
-  spec.id = task->id();
-  spec.tenant = request.tenant;
-  spec.priority = request.priority;
-  spec.space = space(request.tenant);
-  spec.prefix = std::move(request.prefix);
-  spec.context = std::move(request.context);
-  spec.versions = std::move(request.versions);
-  if (!spec.versions.empty()) {
-    spec.chunks = make_score_chunks(spec.context, request.prompts, options_.chunk_tokens);
-  }
-  const std::vector<VersionSpec> versions = spec.versions;
-  const Admission admission = scheduler_.submit(std::move(spec), clock_.now_us());
-  if (admission != Admission::kAccepted) {
-    return fail(admission == Admission::kBusy ? "too many documents wait"
-                                              : "the document needs more KV memory than there is");
-  }
-  auto document = std::make_unique<LiveDocument>();
-  document->tenant = request.tenant;
-  document->keeps_full = request.keep_full || versions.empty();
-  document->specs = versions;
-  documents_[request.id] = std::move(document);
-  tasks_[task->id()] = {request.id, task};
+  const Waiting waiting = std::move(*found);
+  waiting_.erase(found);
+  waiting.refuse(RefusalKind::kCancelled, "cancelled");
 }
 
 void Engine::take_events(const StepResult& result) {
@@ -410,88 +356,6 @@ void Engine::on_finished(const Event& event) {
   if (last) {
     requests_.erase(event.key.request);
   }
-}
-
-void Engine::on_job(const Event& event) {
-  const auto found = tasks_.find(event.key.request);
-  CHECK(found != tasks_.end());
-  const auto& [id, task] = found->second;
-  const auto document = documents_.find(id);  // it may have been dropped meanwhile
-  const auto add = [&](const VersionSpec& spec) {
-    if (document == documents_.end()) {
-      return;
-    }
-    std::vector<LiveDocument::Version>& versions = document->second->versions;
-    const auto place =
-        std::upper_bound(versions.begin(), versions.end(), spec.keep_ratio,
-                         [](double ratio, const auto& v) { return ratio < v.spec.keep_ratio; });
-    versions.insert(place, {spec, event.document});
-  };
-  switch (event.kind) {
-    case Event::Kind::kProgress:
-      task->update([&](DocumentTask::Status& status) {
-        status.stage = event.stage;
-        status.done = event.done;
-        status.total = event.total;
-      });
-      break;
-    case Event::Kind::kFullReady:
-      task->update(
-          [&](DocumentTask::Status& status) { status.full_bytes = event.document->kv_bytes(); });
-      if (document != documents_.end() && document->second->keeps_full &&
-          document->second->versions.empty()) {
-        add(VersionSpec{});
-      }
-      break;
-    case Event::Kind::kVersionReady: {
-      CHECK(document == documents_.end() || event.version < document->second->specs.size());
-      const VersionSpec spec =
-          document == documents_.end() ? VersionSpec{} : document->second->specs[event.version];
-      add(spec);
-      task->update([&](DocumentTask::Status& status) {
-        status.versions.push_back({spec, event.document->kv_bytes()});
-      });
-      break;
-    }
-    case Event::Kind::kJobDone:
-    case Event::Kind::kJobFailed: {
-      const bool done = event.kind == Event::Kind::kJobDone;
-      if (!done && document != documents_.end()) {
-        documents_.erase(document);
-      }
-      task->update([&](DocumentTask::Status& status) {
-        status.state = done ? DocumentTask::State::kDone : DocumentTask::State::kFailed;
-        status.error = event.error;
-      });
-      tasks_.erase(found);
-      break;
-    }
-    default:
-      break;
-  }
-}
-
-// Versions that only the engine holds, least recently used documents first.
-int64_t Engine::reclaim(int64_t blocks) {
-  const int64_t before = pool_.blocks_available();
-  std::vector<LiveDocument*> order;
-  order.reserve(documents_.size());
-  for (const auto& [id, document] : documents_) {
-    order.push_back(document.get());
-  }
-  std::sort(order.begin(), order.end(),
-            [](const auto* a, const auto* b) { return a->last_use < b->last_use; });
-  for (LiveDocument* document : order) {
-    for (size_t v = document->versions.size(); v-- > 0;) {
-      if (pool_.blocks_available() - before >= blocks) {
-        return pool_.blocks_available() - before;
-      }
-      if (document->versions[v].document.use_count() == 1) {
-        document->versions.erase(document->versions.begin() + static_cast<int64_t>(v));
-      }
-    }
-  }
-  return pool_.blocks_available() - before;
 }
 
 }  // namespace pagezip

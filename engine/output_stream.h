@@ -28,6 +28,7 @@ enum class RefusalKind : uint8_t {
   kTooLarge,  // more positions or blocks than there are
   kNotFound,  // no such document
   kNotReady,  // the document is still being made
+  kCancelled,
   kInternal,
 };
 

@@ -165,6 +165,18 @@ int64_t Document::blocks_held() const {
   return blocks;
 }
 
+DocumentShape Document::shape() const {
+  DocumentShape shape;
+  shape.compressed = compressed_;
+  shape.logical_length = logical_length_;
+  shape.prefix_length = prefix_length_;
+  shape.lengths = lengths_;
+  for (size_t group = global_layers_ > 0 ? 1 : 0; group < runs_.size(); ++group) {
+    shape.first_pages.push_back(runs_[group].first_page);
+  }
+  return shape;
+}
+
 Segment Document::segment(int group) const {
   if (group != 0 || !compressed_) {
     return uniform_segment(*pool_, runs_[static_cast<size_t>(group)], 0);

@@ -72,6 +72,8 @@ class Document {
   /// well count in full.
   int64_t blocks_held() const;
   int64_t kv_bytes() const { return blocks_held() * pool_->geometry().block_bytes(); }
+  /// What blank() needs to make another one for the same pairs.
+  DocumentShape shape() const;
 
   /// What attention reads of a KV group; borrowed from the document.
   Segment segment(int group) const;

@@ -23,10 +23,9 @@
 // number was compared with the bytes that are there. Error(kRuntime) where the system can't read.
 // The hashes find damage, not forgery.
 //
-// Thread rule: what takes or gives a Document (DocumentImage, DocumentFileReader::fill,
-// save_document, load_document) runs on the engine thread, as the pool. All else, the steps above
-// all, may run on any one thread at a time: a step touches the bytes of pages and no counts, and
-// whoever drives it keeps the document pinned meanwhile.
+// Thread rule: what pins or unpins blocks (save_document, load_document) runs on the engine thread,
+// as the pool. All else may run on any one thread at a time: it touches the bytes of pages and no
+// counts. Whoever drives it keeps the document pinned meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -97,10 +96,13 @@ struct DocumentHeader {
   int64_t file_bytes = 0;
 
   int64_t logical_length() const { return identity.logical_length(); }
+  /// What Document::blank() needs.
+  DocumentShape shape() const;
 };
 
 /// Reads a file, its pages straight into a document's. In this order: construct, make a blank
-/// document of shape(), fill() it, step() until false. Until then nobody may read the document.
+/// document of header().shape(), fill() it, step() until false. Until then nobody may read the
+/// document.
 class DocumentFileReader {
  public:
   /// Reads and checks everything but the pairs and the scores. Throws Error(kModelFile) for a file
@@ -112,9 +114,8 @@ class DocumentFileReader {
   DocumentFileReader& operator=(const DocumentFileReader&) = delete;
 
   const DocumentHeader& header() const;
-  DocumentShape shape() const;
-  /// REQUIRES: `blank` was made of shape() in a pool that `expected` describes; it outlives the
-  /// steps.
+  /// REQUIRES: `blank` was made of header().shape() in a pool that `expected` describes; it
+  /// outlives the steps.
   void fill(const Document& blank);
   /// Reads about `bytes` more bytes (in units of 256 KiB). False: all is read and verified. Throws
   /// as the constructor; the document is worth nothing then. REQUIRES: fill().

@@ -306,15 +306,14 @@ DocumentFileReader::~DocumentFileReader() = default;
 
 const DocumentHeader& DocumentFileReader::header() const { return state_->header(); }
 
-DocumentShape DocumentFileReader::shape() const {
-  const DocumentHeader& header = state_->header();
+DocumentShape DocumentHeader::shape() const {
   DocumentShape shape;
-  shape.compressed = !header.identity.version.full;
-  shape.logical_length = header.logical_length();
-  shape.prefix_length = static_cast<int64_t>(header.identity.prefix_ids.size());
-  shape.first_pages = first_pages_of(header.identity);
+  shape.compressed = !identity.version.full;
+  shape.logical_length = logical_length();
+  shape.prefix_length = static_cast<int64_t>(identity.prefix_ids.size());
+  shape.first_pages = first_pages_of(identity);
   if (shape.compressed) {
-    shape.lengths = header.lengths;
+    shape.lengths = lengths;
   }
   return shape;
 }
@@ -365,14 +364,14 @@ LoadedDocument load_document(const std::string& path, BlockPool& pool, const KvS
   CHECK(!expected.groups.empty());
   CHECK_EQ(expected.groups[0].layers, geometry.layers_per_block);
   DocumentFileReader reader(files, path, expected);
-  const int64_t needed = Document::blocks_for(geometry, reader.shape());
+  const int64_t needed = Document::blocks_for(geometry, reader.header().shape());
   auto reservation = pool.reserve(needed);
   if (!reservation) {
     throw Error(ErrorKind::kOutOfMemory,
                 fmt::format("the KV pool is too small: {} needs {} blocks of {} bytes, {} are free",
                             path, needed, geometry.block_bytes(), pool.blocks_available()));
   }
-  auto document = Document::blank(pool, reader.shape(), *reservation);
+  auto document = Document::blank(pool, reader.header().shape(), *reservation);
   reader.fill(*document);
   while (reader.step(kBufferBytes)) {
   }

@@ -238,6 +238,13 @@ std::string canonical_record(const DocumentIdentity& identity) {
   return writer.take();
 }
 
+bool may_use(const Scope& scope, const Requester& requester) {
+  return scope.kind == Scope::Kind::kTenant
+             ? scope.name == requester.tenant
+             : std::find(requester.groups.begin(), requester.groups.end(), scope.name) !=
+                   requester.groups.end();
+}
+
 bool is_plain_text(std::string_view text, size_t bytes_max) {
   return text.size() <= bytes_max && std::all_of(text.begin(), text.end(), [](char c) {
            return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f;

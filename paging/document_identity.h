@@ -82,6 +82,13 @@ struct Scope {
   friend auto operator<=>(const Scope&, const Scope&) = default;
 };
 
+/// Who asks: a tenant, and the groups that it belongs to.
+struct Requester {
+  std::string tenant;
+  std::vector<std::string> groups;
+};
+bool may_use(const Scope& scope, const Requester& requester);
+
 /// How a document is listed: all that users can change, and what they can't.
 struct DocumentListing {
   static constexpr size_t kIdBytesMax = 64;

@@ -232,7 +232,8 @@ bool Scheduler::admit_choice(Choice& choice) {
 }
 
 bool Scheduler::admit_job(Job& job) {
-  const auto length = static_cast<int64_t>(job.tokens.size());
+  const bool is_cut = job.spec.source != nullptr;  // nothing to prefill
+  const auto length = is_cut ? 0 : static_cast<int64_t>(job.tokens.size());
   PrefixIndex::Hit hit = index_.acquire(job.spec.space, job.tokens, length, true);
   Sequence sequence(pool_, groups_, 0);
   if (hit.length > 0) {
@@ -264,7 +265,12 @@ bool Scheduler::admit_job(Job& job) {
   running_jobs_.insert(std::upper_bound(running_jobs_.begin(), running_jobs_.end(), &job, by_age),
                        &job);
   log_.add(step_, now_, "admit job", job.spec.id, length, hit.length);
-  if (job.lane.committed == length) {
+  if (is_cut) {
+    job.lane.sequence.reset();
+    job.full = job.spec.source;
+    job.final_scores = job.spec.scores;
+    next_version(job);
+  } else if (job.lane.committed == length) {
     prefilled(job);
   }
   return true;
@@ -275,7 +281,7 @@ bool Scheduler::admit_job(Job& job) {
 bool Scheduler::make_room(int64_t blocks, const ChoiceKey* requester) {
   while (pool_.blocks_available() < blocks) {
     const int64_t missing = blocks - pool_.blocks_available();
-    if (index_.evict(missing) > 0 || reclaim_(missing) > 0) {
+    if (index_.evict(missing) > 0 || reclaim_(missing, requester != nullptr) > 0) {
       continue;
     }
     // What is fenced comes free by itself: displacing more would only lose work.

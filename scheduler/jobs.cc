@@ -1,6 +1,7 @@
 // Document jobs: prefill, score, select, compact, in slices that fit between other work.
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "base/check.h"
 #include "base/mutant.h"
@@ -207,11 +208,16 @@ void Scheduler::next_version(Job& job) {
 double Scheduler::plan_compaction(StepPlan& plan, Job& job, double budget_us, bool must) {
   double used = 0;
   if (job.stage == JobStage::kSelect) {
-    const double cost = cost_.select_us(job.final_scores->pairs());
+    const bool cut = job.spec.source_cut.has_value();
+    const double cost = cost_.select_us(job.final_scores->pairs()) * (cut ? 2 : 1);
     if (job.selecting || (cost > budget_us && !must)) {
       return 0;
     }
-    plan.selects.push_back({job.spec.id, job.lane.incarnation, job.version, job.final_scores.get(),
+    if (cut) {
+      plan.selects.push_back(
+          {job.spec.id, job.lane.incarnation, true, job.final_scores.get(), *job.spec.source_cut});
+    }
+    plan.selects.push_back({job.spec.id, job.lane.incarnation, false, job.final_scores.get(),
                             job.spec.versions[job.version]});
     job.selecting = true;
     used = cost;
@@ -239,12 +245,19 @@ void Scheduler::commit_select(const SelectWork& work, Selection selection) {
     return;
   }
   Job& job = *found;
-  job.selecting = false;
   if (const auto* bad = std::get_if<BadScore>(&selection)) {
     end_job(job, "scoring failed: " + bad->message());
     return;
   }
-  DocumentBuilder builder(job.full, std::get<KeptSets>(std::move(selection)));
+  if (work.of_source) {
+    job.source_kept = std::get<KeptSets>(std::move(selection));
+    return;
+  }
+  job.selecting = false;
+  DocumentBuilder builder =
+      job.full->compressed() ? DocumentBuilder(job.full, std::exchange(job.source_kept, {}),
+                                               std::get<KeptSets>(std::move(selection)))
+                             : DocumentBuilder(job.full, std::get<KeptSets>(std::move(selection)));
   const int64_t missing = builder.blocks_needed() - job.lane.blocks.blocks();
   const ChoiceKey key{job.spec.id, 0};
   if (missing > 0) {

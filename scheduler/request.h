@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,10 @@ struct DocumentSpec {
   std::vector<VersionSpec> versions;  // empty: only the full version
   /// Scores of an earlier job on the same tokens, or null: then `chunks` are scored.
   std::shared_ptr<const ScoreSet> scores;
+  /// A version that has all pairs of `versions`, and how it was cut (nothing: it has every pair).
+  /// Nothing is prefilled then. REQUIRES: scores.
+  std::shared_ptr<const Document> source;
+  std::optional<VersionSpec> source_cut;
 };
 
 /// The answer to a submission.

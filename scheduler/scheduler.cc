@@ -51,8 +51,7 @@ std::string DecisionLog::text() const {
 }
 
 Scheduler::Scheduler(const SchedulerConfig& config, const CostModel& cost, BlockPool& pool,
-                     PrefixIndex& index, std::span<const KvGroup> groups,
-                     std::function<int64_t(int64_t blocks)> reclaim)
+                     PrefixIndex& index, std::span<const KvGroup> groups, Reclaim reclaim)
     : config_(config),
       cost_(cost),
       pool_(pool),
@@ -103,11 +102,12 @@ Admission Scheduler::submit(RequestSpec spec, TimeUs now) {
   CHECK_GT(spec.choices, 0u);
   CHECK(!requests_.contains(spec.id) && !jobs_.contains(spec.id));
   now_ = now;
-  // Alone in the pool it must be able to run to its end.
+  // Beside the documents that others use it must be able to run to its end.
   const Sequence empty(pool_, groups_, 0);
   const auto prompt = static_cast<int64_t>(spec.prompt.size());
   int64_t most = blocks_for(empty, prompt + spec.output_max) + blocks_for_fork(spec);
-  most += spec.document == nullptr ? 0 : spec.document->blocks_held();
+  most += std::max(config_.document_blocks,
+                   spec.document == nullptr ? 0 : spec.document->blocks_held());
   if (most > pool_.blocks_total() || spec.choices > config_.running_max) {
     return Admission::kTooLarge;
   }
@@ -140,14 +140,17 @@ Admission Scheduler::submit(RequestSpec spec, TimeUs now) {
 
 Admission Scheduler::submit(DocumentSpec spec, TimeUs now) {
   CHECK(!spec.context.empty());
+  CHECK(spec.source == nullptr || (spec.scores != nullptr && !spec.versions.empty() &&
+                                   spec.source->compressed() == spec.source_cut.has_value()));
   CHECK(!requests_.contains(spec.id) && !jobs_.contains(spec.id));
   now_ = now;
   const Sequence empty(pool_, groups_, 0);
-  int64_t most = blocks_for(empty, static_cast<int64_t>(spec.prefix.size() + spec.context.size()));
+  const auto length = static_cast<int64_t>(spec.prefix.size() + spec.context.size());
+  int64_t most = spec.source != nullptr ? 0 : blocks_for(empty, length);
   for (const VersionSpec& version : spec.versions) {
     most += blocks_for_version(spec, version);
   }
-  if (most > pool_.blocks_total()) {
+  if (most > pool_.blocks_total() - config_.document_blocks) {
     return Admission::kTooLarge;
   }
   if (static_cast<int64_t>(waiting_jobs_.size()) >= config_.queue_max) {

@@ -51,6 +51,7 @@ struct SchedulerConfig {
   TimeUs ageing_us = 1'000'000;    // of waiting are worth one step of priority
   TimeUs patience_us = 2'000'000;  // of waiting for memory, before nobody may overtake any more
   double jobs_share = 0.75;        // of the pool, for document jobs together
+  int64_t document_blocks = 0;     // that documents in use may keep from any one piece of work
   int score_layers = 1;            // layers that scoring runs through: up to the last global one
   std::vector<TokenId> end_tokens;
   int depth = 1;  // steps planned ahead of their commit
@@ -58,11 +59,13 @@ struct SchedulerConfig {
 
 class Scheduler {
  public:
-  /// `reclaim(blocks)` frees up to so many blocks of documents that nobody reads, and returns how
-  /// many it freed. Borrows pool and index, which have the same groups.
+  /// Frees up to so many blocks of documents that nobody reads, and returns how many. `urgent`: for
+  /// work that runs already, not for work that wants to enter.
+  using Reclaim = std::function<int64_t(int64_t blocks, bool urgent)>;
+
+  /// Borrows pool and index, which have the same groups.
   Scheduler(const SchedulerConfig& config, const CostModel& cost, BlockPool& pool,
-            PrefixIndex& index, std::span<const KvGroup> groups,
-            std::function<int64_t(int64_t blocks)> reclaim);
+            PrefixIndex& index, std::span<const KvGroup> groups, Reclaim reclaim);
   ~Scheduler();
 
   /// REQUIRES: a new id; spec as request.h says.
@@ -86,6 +89,8 @@ class Scheduler {
   bool idle() const;
   /// The engine's own memory went up or down: waiting work may fit now.
   void memory_changed() { admission_due_ = true; }
+  /// Evicts what nobody uses until so many blocks are available. False: not now.
+  bool make_room(int64_t blocks) { return make_room(blocks, nullptr); }
 
   Stats stats() const;
   /// Parts of ended work that steps in flight may still use.
@@ -166,7 +171,7 @@ class Scheduler {
   BlockPool& pool_;
   PrefixIndex& index_;
   std::vector<KvGroup> groups_;
-  std::function<int64_t(int64_t)> reclaim_;
+  Reclaim reclaim_;
 
   TimeUs now_ = 0;
   uint64_t step_ = 0;  // planned

@@ -63,7 +63,7 @@ struct ScoreTile {
 struct SelectWork {
   WorkId job = 0;
   uint64_t incarnation = 0;
-  size_t version = 0;
+  bool of_source = false;  // what the job's source was cut to
   const ScoreSet* scores = nullptr;
   VersionSpec spec;
 };

@@ -88,6 +88,7 @@ struct Job {
   // Versions.
   size_t version = 0;
   bool selecting = false;  // in flight
+  KeptSets source_kept;    // of a source that was cut
   std::optional<DocumentBuilder> builder;
   int layers_planned = 0;
   int layers_done = 0;

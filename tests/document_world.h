@@ -174,7 +174,7 @@ inline void expect_same_document(const World& world, const Document& a, const Do
 /// Reads a file into the world's pool, in slices, and compares what it holds.
 inline void expect_reads(World& world, DocumentFileReader& reader, int64_t slice,
                          const Document& expected) {
-  const DocumentShape shape = reader.shape();
+  const DocumentShape shape = reader.header().shape();
   auto blocks = world.pool.reserve(Document::blocks_for(world.pool.geometry(), shape));
   ASSERT_TRUE(blocks.has_value());
   const auto loaded = Document::blank(world.pool, shape, *blocks);

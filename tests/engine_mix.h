@@ -79,7 +79,7 @@ class EngineMix {
 
   void make_work() {
     document_.tenant = "a";
-    document_.id = "doc";
+    document_.listing.id = "doc";
     document_.prefix = tokens(prng_.range(0, 20));
     document_.context = tokens(prng_.range(1, limits_.document_max));
     document_.prompts = {tokens(5), tokens(7), tokens(3)};

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "tests/engine_mix.h"
-#include "tests/tiny_tokenizer.h"
+#include "tests/tiny_engine.h"
 
 namespace pagezip {
 namespace {
@@ -18,37 +18,13 @@ namespace {
 using std::chrono::milliseconds;
 using testing::HasSubstr;
 
-Tokenizer tiny_tokenizer(int vocab) {
-  TinyVocabulary vocabulary = tiny_bpe();
-  while (static_cast<int>(vocabulary.tokens.size()) < vocab) {
-    vocabulary.add("filler" + std::to_string(vocabulary.tokens.size()));
-  }
-  const auto end = std::find(vocabulary.tokens.begin(), vocabulary.tokens.end(), "<|im_end|>");
-  GgufWriter writer = bpe_file(vocabulary);
-  writer.add("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(end - vocabulary.tokens.begin()));
-  return Tokenizer(GgufFile::from_bytes(writer.bytes(), "tiny.gguf"));
-}
-
-class EngineTest : public testing::TestWithParam<const char*> {
+class EngineTest : public testing::TestWithParam<const char*>, protected TinyWorld {
  protected:
-  EngineTest()
-      : model_(GgufFile::open(std::string(PAGEZIP_SOURCE_DIR) + "/tests/data/tiny/" + GetParam() +
-                              ".gguf"),
-               cpu_kernels(), ActivationType::kF32, threads_, [](int64_t, int64_t) {}),
-        tokenizer_(tiny_tokenizer(model_.config().vocab)) {
-    options_.pool_blocks = 600;
-    options_.chunk_tokens = 16;
-    options_.cost = CostCoefficients{};
-    options_.cost->layers = model_.config().layers;
-  }
-  std::unique_ptr<Engine> engine() {
-    return std::make_unique<Engine>(model_, tokenizer_, cpu_kernels(), ActivationType::kF32,
-                                    threads_, options_, clock_);
-  }
+  EngineTest() : TinyWorld(GetParam()) {}
   GenerateRequest request(int64_t output_max) const {
     GenerateRequest r;
     r.tenant = "a";
-    r.prompt = tokenizer_.encode("abc 123 abc", false);
+    r.prompt = tokenizer.encode("abc 123 abc", false);
     r.output_max = output_max;
     r.ignore_end = true;
     return r;
@@ -56,34 +32,17 @@ class EngineTest : public testing::TestWithParam<const char*> {
   DocumentRequest document() const {
     DocumentRequest d;
     d.tenant = "a";
-    d.id = "doc";
-    d.prefix = tokenizer_.encode("a b c", false);
-    d.context = tokenizer_.encode("one two three abc abc 123 four five six seven", false);
+    d.listing.id = "doc";
+    d.prefix = tokenizer.encode("a b c", false);
+    d.context = tokenizer.encode("one two three abc abc 123 four five six seven", false);
     d.prompts = {d.prefix, d.prefix, d.prefix};
     d.versions = {{0.5, false, 0}};
     return d;
   }
-  static void drive(Engine& e) {
-    while (e.step()) {
-    }
-  }
-  static std::vector<OutputEvent> read(OutputStream& stream) {
-    std::vector<OutputEvent> events;
-    while (auto event = stream.next(milliseconds(0))) {
-      events.push_back(std::move(*event));
-    }
-    return events;
-  }
-
-  ThreadPool threads_{2};
-  SteadyClock clock_;
-  Model model_;
-  Tokenizer tokenizer_;
-  EngineOptions options_;
 };
 
 TEST_P(EngineTest, MixesGiveWhatEachRequestGetsAlone) {
-  const MixModel on{model_, tokenizer_, ActivationType::kF32, threads_};
+  const MixModel on{model, tokenizer, ActivationType::kF32, threads};
   Stats all;
   int compared = 0;
   for (uint64_t seed = 1; seed <= 25 && !HasFatalFailure(); ++seed) {
@@ -121,7 +80,7 @@ TEST_P(EngineTest, ADocumentIsMadeUsedAndDropped) {
   const auto stranger = e->submit(question);
   drive(*e);
   ASSERT_TRUE(read(*stranger).at(0).refusal.has_value()) << "another tenant's";
-  e->drop_document("doc");
+  auto dropped = e->drop_document({"a", {}}, "doc");
   question.tenant = "a";
   const auto late = e->submit(question);
   drive(*e);
@@ -179,7 +138,7 @@ TEST_P(EngineTest, BadRequestsAreRefusedAndTheOthersGoOn) {
   empty.prompt.clear();
   EXPECT_THROW(e->submit(empty), Error);
   GenerateRequest foreign = request(3);
-  foreign.prompt[0] = model_.config().vocab;
+  foreign.prompt[0] = model.config().vocab;
   EXPECT_THROW(e->submit(foreign), Error);
   GenerateRequest cold = request(3);
   cold.sampling.temperature = -1;

@@ -1,0 +1,71 @@
+// An engine on a tiny random model, driven step by step, with a clock of its own.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "tests/tiny_tokenizer.h"
+
+namespace pagezip {
+
+inline Tokenizer tiny_tokenizer(int vocab) {
+  TinyVocabulary vocabulary = tiny_bpe();
+  while (static_cast<int>(vocabulary.tokens.size()) < vocab) {
+    vocabulary.add("filler" + std::to_string(vocabulary.tokens.size()));
+  }
+  const auto end = std::find(vocabulary.tokens.begin(), vocabulary.tokens.end(), "<|im_end|>");
+  GgufWriter writer = bpe_file(vocabulary);
+  writer.add("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(end - vocabulary.tokens.begin()));
+  return Tokenizer(GgufFile::from_bytes(writer.bytes(), "tiny.gguf"));
+}
+
+/// Real time for steps, a settable one for times to live.
+class TestClock : public SteadyClock {
+ public:
+  int64_t unix_s() const override { return now_s; }
+  int64_t now_s = 1'800'000'000;
+};
+
+/// What engines need; several may use it, one after the other.
+struct TinyWorld {
+  explicit TinyWorld(const std::string& name)
+      : model(
+            GgufFile::open(std::string(PAGEZIP_SOURCE_DIR) + "/tests/data/tiny/" + name + ".gguf"),
+            cpu_kernels(), ActivationType::kF32, threads, [](int64_t, int64_t) {}),
+        tokenizer(tiny_tokenizer(model.config().vocab)) {
+    options.pool_blocks = 600;
+    options.chunk_tokens = 16;
+    options.cost = CostCoefficients{};
+    options.cost->layers = model.config().layers;
+    options.identity.weights = model.fingerprint();
+  }
+  std::unique_ptr<Engine> engine() {
+    return std::make_unique<Engine>(model, tokenizer, cpu_kernels(), ActivationType::kF32, threads,
+                                    options, clock);
+  }
+  static void drive(Engine& e) {
+    while (e.step()) {
+    }
+  }
+  static std::vector<OutputEvent> read(OutputStream& stream) {
+    std::vector<OutputEvent> events;
+    while (auto event = stream.next(std::chrono::milliseconds(0))) {
+      events.push_back(std::move(*event));
+    }
+    return events;
+  }
+
+  ThreadPool threads{2};
+  TestClock clock;
+  Model model;
+  Tokenizer tokenizer;
+  EngineOptions options;
+};
+
+}  // namespace pagezip
