@@ -75,6 +75,8 @@ struct Segment {
   uint64_t head_stride = 0;
   int heads = 0;
 
+  /// Equal segments are the same pairs of the same pages.
+  friend bool operator==(const Segment&, const Segment&) = default;
   PAGEZIP_HD int64_t length(int layer, int head) const {
     return lengths == nullptr ? uniform_length : lengths[layer * heads + head];
   }

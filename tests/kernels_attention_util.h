@@ -377,10 +377,11 @@ inline PagedView make_view(const Kernels& kernels, const AttendProblem& problem,
 }
 
 /// All problems in one call, as spans in shuffled order. REQUIRES: equal shapes; scores only for a
-/// single problem.
-inline std::vector<AttendResult> attend_batch(const Kernels& kernels, ThreadPool& pool,
-                                              const std::vector<AttendProblem>& problems,
-                                              bool with_out, uint64_t seed) {
+/// single problem. documents: [problems], the pages that a problem's first segment lies in together
+/// with that of others; null: pages of its own.
+inline std::vector<AttendResult> attend_batch(
+    const Kernels& kernels, ThreadPool& pool, const std::vector<AttendProblem>& problems,
+    bool with_out, uint64_t seed, const std::vector<const PagedSegment*>& documents = {}) {
   const AttendProblem& shape = problems[0];
   std::vector<PagedView> views;
   std::vector<int64_t> first_rows;
@@ -389,6 +390,9 @@ inline std::vector<AttendResult> attend_batch(const Kernels& kernels, ThreadPool
     first_rows.push_back(rows);
     rows += problem.q.rows;
     views.push_back(make_view(kernels, problem, seed + 10 * views.size()));
+    if (!documents.empty() && documents[views.size() - 1] != nullptr) {
+      views.back().view.segments[0] = documents[views.size() - 1]->segment;
+    }
   }
   Matrix q(rows, shape.heads * shape.page.head_dim, kNan, static_cast<int64_t>(seed % 3));
   Matrix out(rows, q.cols, kNan, 3);

@@ -157,6 +157,86 @@ TEST_P(KernelsInvarianceTest, AttendBesideOtherSpans) {
   }
 }
 
+/// Lengths of a document's lists: full, or ragged with empty heads and one far longer than the
+/// rest.
+std::vector<int64_t> document_lengths(Prng& prng, int kv_heads) {
+  if (prng.chance(0.3)) {
+    return {prng.range(1, 800)};
+  }
+  std::vector<int64_t> lengths(static_cast<size_t>(kLayers * kv_heads));
+  for (int64_t& length : lengths) {
+    length = pick<int64_t>(prng, {0, 7, 10, prng.range(0, 300)});
+  }
+  lengths[prng.below(lengths.size())] = prng.chance(0.5) ? 1000 : 0;
+  return lengths;
+}
+
+struct Sharers {
+  std::vector<AttendProblem> problems;
+  std::vector<PagedSegment> documents;            // two with different pairs
+  std::vector<const PagedSegment*> documents_of;  // [problems]
+};
+
+/// Requests on two documents, and some on neither: decode rows, prompts, and, where the document is
+/// uniform, rows in the middle of it; with the same window or without.
+Sharers random_sharers(Prng& prng, const Kernels& kernels, int group) {
+  Sharers sharers;
+  AttendProblem shape = random_shape(prng);
+  shape.heads = shape.kv_heads * group;
+  shape.page.head_dim = pick(prng, {16, 64});
+  std::vector<PlainSegment> plain;
+  for (uint64_t i = 0; i < 2; ++i) {
+    plain.push_back(random_segment(prng, shape.page, shape.layers, shape.kv_heads,
+                                   document_lengths(prng, shape.kv_heads)));
+    sharers.documents.push_back(
+        make_pages(kernels, shape.page, shape.layers, shape.kv_heads, plain.back(), i));
+  }
+  const int64_t count = prng.range(2, 20);
+  for (int64_t i = 0; i < count; ++i) {
+    AttendProblem problem = shape;
+    const auto which = static_cast<size_t>(prng.below(10));
+    const PlainSegment& document = plain[which < 7 ? 0 : 1];
+    sharers.documents_of.push_back(which == 9 ? nullptr : &sharers.documents[which < 7 ? 0 : 1]);
+    problem.segments.push_back(document);
+    const int64_t length = document.ragged ? 1000 : document.length(0, shape.page.head_dim);
+    const int64_t own = pick<int64_t>(prng, {1, 17, 40, 300});
+    push_segment(prng, problem, {own}, length);
+    const int64_t rows = std::min(own, pick<int64_t>(prng, {1, 1, 1, 2, 20}));
+    problem.q = random_matrix(prng, rows, shape.heads * shape.page.head_dim);
+    problem.first_position = length + own - rows;
+    if (!document.ragged) {
+      problem.window = pick(prng, {0, 0, 5000, 200});
+      problem.first_position = prng.chance(0.1) ? prng.range(0, length) : problem.first_position;
+    }
+    problem.layer = prng.chance(0.1) ? 1 - shape.layer : shape.layer;
+    sharers.problems.push_back(std::move(problem));
+  }
+  return sharers;
+}
+
+// Requests on one document read its pages together; nobody's bits show it.
+TEST_P(KernelsInvarianceTest, AttendBesideSharersOfTheDocument) {
+  for (const int group : {1, 3, 4, 7, 8}) {
+    for (uint64_t seed = 0; seed < 8; ++seed) {
+      Prng prng(600 + seed);
+      const Sharers sharers = random_sharers(prng, kernels(), group);
+      const auto together = attend_batch(kernels(), pools_[prng.below(3)], sharers.problems, true,
+                                         seed, sharers.documents_of);
+      for (size_t i = 0; i < sharers.problems.size(); ++i) {
+        const AttendResult alone =
+            run_attend(kernels(), pools_[prng.below(3)], sharers.problems[i], true, seed + i);
+        const std::string what = "group " + std::to_string(group) + ", seed " +
+                                 std::to_string(seed) + ", request " + std::to_string(i);
+        expect_same_bits(alone.out.data, together[i].out.data, what);
+        expect_same_bits(alone.lse.data, together[i].lse.data, what + ", LSE");
+        if (HasFatalFailure()) {
+          return;
+        }
+      }
+    }
+  }
+}
+
 /// best[kv_heads, chunk] of score(), computed in parts of rows and of the chunk.
 Matrix score_in_parts(const Kernels& kernels, ThreadPool& pool, const AttendProblem& problem,
                       const Matrix* lse, const std::vector<int64_t>& row_cuts,

@@ -92,14 +92,20 @@ HWY_INLINE void gemm_tile(const float* HWY_RESTRICT a, int64_t lda, const Right&
 }
 
 constexpr int kTileRows = 6;
-constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // 24 of 32 or 12 of 16 registers hold sums
+
+// Sums in flight: 24 of 32 or 12 of 16 registers with all rows, and with fewer rows still enough to
+// hide the latency of multiply-adds (of AVX2: 4 cycles, two at a time).
+constexpr int tile_vectors(int rows) {
+  return kLanes == 16 ? 4 : kLanes == 1 || rows > 3 ? 2 : rows > 1 ? 4 : 8;
+}
 
 template <int kRows, typename Right>
 HWY_INLINE void gemm_rows(const float* a, int64_t lda, const Right& right, float* c, int64_t ldc,
                           int64_t k, int64_t cols, bool accumulate) {
+  constexpr int kVectors = tile_vectors(kRows);
   int64_t j = 0;
-  for (; j + kTileVectors * kLanes <= cols; j += kTileVectors * kLanes) {
-    gemm_tile<kRows, kTileVectors>(a, lda, right.skip(j / kLanes), c + j, ldc, k, accumulate);
+  for (; j + kVectors * kLanes <= cols; j += kVectors * kLanes) {
+    gemm_tile<kRows, kVectors>(a, lda, right.skip(j / kLanes), c + j, ldc, k, accumulate);
   }
   for (; j < cols; j += kLanes) {
     gemm_tile<kRows, 1>(a, lda, right.skip(j / kLanes), c + j, ldc, k, accumulate);
@@ -110,12 +116,15 @@ template <typename Right>
 HWY_INLINE void gemm_all(const float* a, int64_t lda, const Right& right, float* c, int64_t ldc,
                          int64_t rows, int64_t k, int64_t cols, bool accumulate) {
   int64_t r = 0;
-  for (; r + kTileRows <= rows; r += kTileRows) {
+  for (; rows - r >= kTileRows && rows - r != kTileRows + 1; r += kTileRows) {
     gemm_rows<kTileRows>(a + r * lda, lda, right, c + r * ldc, ldc, k, cols, accumulate);
   }
   a += r * lda;
   c += r * ldc;
   switch (rows - r) {
+    case kTileRows + 1:  // a row alone would be slow
+      gemm_rows<4>(a, lda, right, c, ldc, k, cols, accumulate);
+      return gemm_rows<3>(a + 4 * lda, lda, right, c + 4 * ldc, ldc, k, cols, accumulate);
     case 5:
       return gemm_rows<5>(a, lda, right, c, ldc, k, cols, accumulate);
     case 4:
