@@ -102,16 +102,20 @@ void ModelDevice::run_rows(const StepPlan& plan, StepResult& result) {
     return;
   }
   const auto groups = static_cast<int64_t>(transformer_.model().kv_groups().size());
-  tokens_ = plan.tokens;
+  tokens_.clear();
+  tokens_.reserve(plan.rows.size());  // spans point into it
   spans_.clear();
   int64_t sampled_rows = 0;
   for (const RowsWork& work : plan.rows) {
-    if (work.token_from.step != 0) {
-      tokens_[static_cast<size_t>(work.first_token)] = sampled(work.token_from);
-    }
     RowSpan& span = spans_.emplace_back();
-    span.tokens = std::span(tokens_).subspan(static_cast<size_t>(work.first_token),
-                                             static_cast<size_t>(work.rows));
+    if (work.token_from.step == 0) {
+      span.tokens =
+          std::span(plan.tokens)
+              .subspan(static_cast<size_t>(work.first_token), static_cast<size_t>(work.rows));
+    } else {
+      CHECK_EQ(work.rows, 1);
+      span.tokens = {&tokens_.emplace_back(sampled(work.token_from)), 1};
+    }
     span.first_position = work.first_position;
     span.views = std::span(plan.views)
                      .subspan(static_cast<size_t>(work.first_view), static_cast<size_t>(groups));

@@ -76,25 +76,25 @@ void Transformer::forward(std::span<const RowSpan> spans, MatrixView<float> logi
   const ModelConfig& c = model_.config();
   int64_t rows = 0;
   rope_.clear();
-  std::vector<AttentionSpan> attention_spans;
+  attention_spans_.clear();
   for (const RowSpan& span : spans) {
     const auto count = static_cast<int64_t>(span.tokens.size());
     CHECK_GT(count, 0);
     CHECK_LE(rows + count, rows_max_);
     embed(span.tokens, {hidden_.data() + rows * c.hidden, count, c.hidden});
     rope_.append(c, span.first_position, count);
-    attention_spans.push_back({rows, count, span.first_position, nullptr, 0, 0});
+    attention_spans_.push_back({rows, count, span.first_position, nullptr, 0, 0});
     rows += count;
   }
   const MatrixView<float> hidden = rows_of(hidden_, rows, c.hidden);
   for (int l = 0; l < c.layers; ++l) {
     const LayerPlace place = model_.place(l);
     for (size_t i = 0; i < spans.size(); ++i) {
-      attention_spans[i].view = &spans[i].views[static_cast<size_t>(place.group)];
-      attention_spans[i].layer = place.layer;
-      attention_spans[i].window = c.is_global[static_cast<size_t>(l)] ? 0 : c.window;
+      attention_spans_[i].view = &spans[i].views[static_cast<size_t>(place.group)];
+      attention_spans_[i].layer = place.layer;
+      attention_spans_[i].window = c.is_global[static_cast<size_t>(l)] ? 0 : c.window;
     }
-    layer(l, hidden, attention_spans, rope_, 0, nullptr);
+    layer(l, hidden, attention_spans_, rope_, 0, nullptr);
   }
   if (logits_out.data == nullptr) {
     return;
@@ -102,7 +102,7 @@ void Transformer::forward(std::span<const RowSpan> spans, MatrixView<float> logi
   int64_t count = 0;
   for (size_t i = 0; i < spans.size(); ++i) {
     if (spans[i].logits) {
-      const AttentionSpan& span = attention_spans[i];
+      const AttentionSpan& span = attention_spans_[i];
       const float* row = hidden.row(span.first_row + span.rows - 1);
       std::copy(row, row + c.hidden, last_rows_.data() + count++ * c.hidden);
     }

@@ -97,6 +97,7 @@ class Transformer {
   std::vector<float> hidden_, norm_, q_, k_, v_, attended_, projected_, gate_, up_, lse_;
   std::vector<float> last_rows_;  // [spans, hidden]
   RopeTables rope_;
+  std::vector<AttentionSpan> attention_spans_;  // of forward()
 };
 
 }  // namespace pagezip

@@ -29,6 +29,7 @@ class Carver {
   template <typename T>
   T* take(int64_t count) {
     std::byte* start = memory_ == nullptr ? nullptr : memory_ + bytes_;
+    // NOLINTNEXTLINE(bugprone-sizeof-expression): an array of pointers is meant
     bytes_ += round_up(static_cast<size_t>(count) * sizeof(T), size_t{64});
     return reinterpret_cast<T*>(start);
   }

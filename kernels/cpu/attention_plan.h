@@ -23,8 +23,8 @@ struct SharedSegment {
 };
 
 struct SpanTile : Tile {
-  const SharedSegment* shared;  // comes before its units; null: nothing does
-  Slots slots;                  // of its units, if runs compute them
+  const SharedSegment* shared = nullptr;  // comes before its units; null: nothing does
+  Slots slots;                            // of its units, if runs compute them
 };
 
 /// Units [first_unit, end_unit) of a tile.

@@ -21,7 +21,7 @@ bool direct_keys(const PageLayout& page, int64_t query_rows) {
   return query_rows <= kDirectRows && page.key_order == KeyOrder::kTransposed;
 }
 
-// Brings the pages behind a unit's into the cache while the unit is computed.
+// Brings the next pages of a segment into the cache, those of the next unit too.
 void prefetch(const std::byte* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) {
     __builtin_prefetch(p + i);
@@ -35,12 +35,13 @@ void multiply_keys_directly(const AttendArgs& args, const Tile& tile, const Segm
   const int layer = tile.span->layer;
   const int64_t low = std::max(step, hull.low / 16 * 16);
   const int64_t high = std::min(step + kStep, hull.high);
+  const int64_t length = segment.length(layer, tile.head);
   const std::byte* groups[kStep / 16];
   int64_t count = 0;
   for (int64_t p = low; p < high; p += 16) {
     groups[count++] =
         segment.page(layer, tile.head, p / tokens) + p % tokens * bytes_of(args.page.k_type);
-    if (p + kStep < hull.high && p % tokens == 0) {
+    if (p % tokens == 0 && p + kStep < length) {
       prefetch(segment.page(layer, tile.head, (p + kStep) / tokens), args.page.k_bytes());
     }
   }
@@ -73,11 +74,12 @@ void multiply_values_directly(const AttendArgs& args, const Tile& tile, const Se
   const int64_t tokens = args.page.page_tokens;
   const int64_t d = args.page.head_dim;
   const int64_t row = bytes_of(args.page.v_type) * d;
+  const int64_t length = segment.length(tile.span->layer, tile.head);
   for (int64_t p = hull.low; p < hull.high; p = (p / tokens + 1) * tokens) {
     const int64_t end = std::min((p / tokens + 1) * tokens, hull.high);
     const std::byte* v =
         segment.page(tile.span->layer, tile.head, p / tokens) + args.page.k_bytes();
-    if (end < hull.high) {
+    if (end < length) {
       prefetch(segment.page(tile.span->layer, tile.head, end / tokens) + args.page.k_bytes(),
                args.page.v_bytes());
     }
@@ -133,7 +135,7 @@ TileScratch::TileScratch(float* memory, int64_t query_rows, int64_t head_dim) {
 }
 
 void load_queries(const AttendArgs& args, const Tile& tile, float* q) {
-  const int64_t width = args.heads / args.kv_heads * args.page.head_dim;
+  const int64_t width = int64_t{args.heads / args.kv_heads} * args.page.head_dim;
   for (int64_t r = 0; r < tile.row_count; ++r) {
     std::memcpy(q + r * width, args.q.row(tile.rows[r].row) + tile.head * width,
                 static_cast<size_t>(width) * sizeof(float));

@@ -46,15 +46,15 @@ struct Slots {
 
 /// Rows with the query heads of one KV head, and the segments that they walk.
 struct Tile {
-  const AttentionSpan* span;  // of its rows; of several spans: one of them, equal in what is walked
-  const QueryRow* rows;
-  int64_t row_count;
-  int64_t query_rows;  // row_count * query heads of a KV head
-  int head;            // KV head
-  int first_segment;
-  int end_segment;
-  int64_t units;  // not empty
-  int64_t work;   // in multiply-adds of one channel
+  const AttentionSpan* span = nullptr;  // of its rows; of several spans: any of them
+  const QueryRow* rows = nullptr;
+  int64_t row_count = 0;
+  int64_t query_rows = 0;  // row_count * query heads of a KV head
+  int head = 0;            // KV head
+  int first_segment = 0;
+  int end_segment = 0;
+  int64_t units = 0;  // not empty
+  int64_t work = 0;   // pairs times query rows, and what reading them costs
 };
 
 struct Range {
