@@ -204,6 +204,11 @@ std::string Engine::space(const std::string& tenant) const {
   return fmt::format("{:016x}{}:{}", model_.fingerprint(), tenant.size(), tenant);
 }
 
+// Of what stands behind a version of a document.
+std::string Engine::chain_of(const FileKey& key) {
+  return fmt::format("{}:{}#{}", key.id.size(), key.id, key.version);
+}
+
 void Engine::begin(GenerateRequest request, const std::shared_ptr<OutputStream>& stream) {
   if (request.document.empty()) {
     return serve(std::move(request), stream, {});

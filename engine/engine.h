@@ -86,6 +86,12 @@ struct DocumentRequest {
   /// The id must be new; created_s and revision are the engine's. Pinned as soon as it is there, if
   /// the pins have room.
   DocumentListing listing;
+  /// What it extends, or empty: then its text stands behind the version of that document which is
+  /// kept nearest to `parent_keep_ratio` (GenerateRequest::keep_ratio), as a document of its own
+  /// with the same rules. It needs no prefix, lives in memory only, and keeps its parent's pages.
+  std::string parent;
+  std::optional<double> parent_keep_ratio;
+  std::vector<std::string> groups;  // whose documents it may extend
   std::vector<TokenId> prefix;
   std::vector<TokenId> context;
   RepeatPrompts prompts;
@@ -181,6 +187,7 @@ class Engine {
   void on_token(const Event& event, const StepResult& result);
   void on_finished(const Event& event);
   std::string space(const std::string& tenant) const;
+  static std::string chain_of(const FileKey& key);
 
   // engine_documents.cc: what is known and made of documents
   template <typename Result>
@@ -194,6 +201,10 @@ class Engine {
                    const LiveTask& live);
   void make_version(const std::string& tenant, const RepeatPrompts& prompts, const LiveTask& live);
   void submit_job(DocumentSpec spec, LiveTask live);
+  void begin_child(const DocumentRequest& request, const DocumentStore::Lease& parent,
+                   const std::shared_ptr<DocumentTask>& task);
+  void add_document(const DocumentRequest& request, const DocumentStore::Lease& parent,
+                    DocumentIdentity identity, const std::shared_ptr<DocumentTask>& task);
   DocumentIdentity identity_of(const DocumentRequest& request) const;
   std::optional<DocumentInfo> describe(const std::string& id, const Requester& requester) const;
   bool is_theirs(const std::string& id, const Requester& requester) const;

@@ -45,8 +45,11 @@ void Engine::check(const DocumentRequest& request) const {
     throw Error(ErrorKind::kUsage, "the document's id, name, scope or time to live is not valid");
   }
   int64_t repeat = 0;
+  if (!request.parent.empty() && !request.prefix.empty()) {
+    throw Error(ErrorKind::kUsage, "a document that extends another has no system prefix");
+  }
   if (!request.versions.empty()) {
-    repeat = request.prompts.rows_max(tokens, options_.chunk_tokens);
+    repeat = request.prompts.rows_max(tokens, options_.chunk_tokens, !request.parent.empty());
     if (model_.kv_groups().front().window > 0) {
       throw Error(ErrorKind::kUsage,
                   "the model has only sliding-window layers: there is nothing to compress");
@@ -204,14 +207,57 @@ DocumentIdentity Engine::identity_of(const DocumentRequest& request) const {
 }
 
 void Engine::begin(DocumentRequest request, const std::shared_ptr<DocumentTask>& task) {
-  const std::string id = request.listing.id;
+  if (request.parent.empty()) {
+    return add_document(request, {}, identity_of(request), task);
+  }
+  if (!is_theirs(request.parent, {request.tenant, request.groups})) {
+    return task->fail("no document " + request.parent);
+  }
+  if (!is_ready(request.parent, request.parent_keep_ratio)) {
+    return task->fail("document " + request.parent + " is not ready");
+  }
+  Waiting waiting{task->id(), request.parent, request.parent_keep_ratio, {}, {}};
+  waiting.serve = [this, request, task](const DocumentStore::Lease& lease) {
+    begin_child(request, lease, task);
+  };
+  waiting.refuse = [task](RefusalKind, const std::string& why) { task->fail(why); };
+  wait_for_document(std::move(waiting));
+}
+
+void Engine::begin_child(const DocumentRequest& request, const DocumentStore::Lease& parent,
+                         const std::shared_ptr<DocumentTask>& task) {
+  const auto tokens = static_cast<int64_t>(request.context.size());
+  const int64_t repeat =
+      request.versions.empty() ? 0 : request.prompts.rows_max(tokens, options_.chunk_tokens, true);
+  if (parent.document->logical_length() + tokens + repeat > context_max_) {
+    return task->fail(
+        fmt::format("the document is too long behind another: {} and {} of {} "
+                    "positions",
+                    parent.document->logical_length(), tokens + repeat, context_max_));
+  }
+  if (parent.document->segments() >= Document::kSegmentsMax) {
+    return task->fail(
+        fmt::format("document {} stands behind {} others already: make one document "
+                    "of them all",
+                    request.parent, parent.document->segments() - 1));
+  }
+  DocumentIdentity identity = identity_of(request);
+  DocumentIdentity behind = *store_.info(parent.key.id)->identity;
+  behind.version = parent.version;
+  identity.parent = parent_record(behind);
+  add_document(request, parent, std::move(identity), task);
+}
+
+// `parent` of a document that stands alone has none.
+void Engine::add_document(const DocumentRequest& request, const DocumentStore::Lease& parent,
+                          DocumentIdentity identity, const std::shared_ptr<DocumentTask>& task) {
+  DocumentListing listing = request.listing;
   const int64_t now_s = clock_.unix_s();
-  request.listing.created_s = now_s;
-  request.listing.revision = 0;
-  const bool pins = request.listing.pinned;
-  switch (store_.add(request.listing, identity_of(request), now_s)) {
+  listing.created_s = now_s;
+  listing.revision = 0;
+  switch (store_.add(listing, std::move(identity), now_s)) {
     case DocumentStore::Added::kExists:
-      return task->fail("document " + id + " exists already");
+      return task->fail("document " + listing.id + " exists already");
     case DocumentStore::Added::kTooMany:
       return task->fail("there are too many documents");
     case DocumentStore::Added::kAdded:
@@ -220,20 +266,34 @@ void Engine::begin(DocumentRequest request, const std::shared_ptr<DocumentTask>&
   DocumentSpec spec;
   spec.priority = request.priority;
   spec.tenant = request.tenant;
-  spec.prefix = std::move(request.prefix);
-  spec.context = std::move(request.context);
+  spec.space = space(request.tenant);
+  spec.prefix = request.prefix;
+  spec.context = request.context;
   spec.versions = request.versions;
-  if (!spec.versions.empty()) {
-    spec.chunks = make_score_chunks(spec.context, request.prompts, options_.chunk_tokens);
+  std::vector<TokenId> before;
+  if (parent.document != nullptr) {
+    before = store_.info(parent.key.id)->identity->context_ids;
+    spec.space += chain_of(parent.key);
+    // Not the lease: a document must not hold its parent against others.
+    spec.parent = store_.pages(parent.key);
   }
-  LiveTask live{id, task, request.versions, true, false, request.keep_scores, pins};
+  if (!spec.versions.empty()) {
+    spec.chunks = make_score_chunks(spec.context, request.prompts, options_.chunk_tokens, before);
+  }
+  LiveTask live{listing.id,
+                task,
+                request.versions,
+                true,
+                false,
+                request.keep_scores,
+                request.listing.pinned,
+                parent.document};
   live.keeps_full = request.keep_full || request.versions.empty();
   submit_job(std::move(spec), std::move(live));
 }
 
 void Engine::submit_job(DocumentSpec spec, LiveTask live) {
   spec.id = live.task->id();
-  spec.space = space(spec.tenant);
   const Admission admission = scheduler_.submit(std::move(spec), clock_.now_us());
   if (admission == Admission::kAccepted) {
     tasks_[live.task->id()] = std::move(live);
@@ -265,7 +325,10 @@ void Engine::begin_version(const Requester& requester, const std::string& id,
       return task->fail("document " + id + " has this version already");
     }
   }
-  LiveTask live{id, task, {version}, false, false, true, false};
+  LiveTask live{id, task, {version}, false, false, true, false, nullptr};
+  if (!info.identity->parent.empty()) {
+    return task->fail("document " + id + " extends another: its versions are made with it");
+  }
   const auto source = std::find_if(
       info.versions.begin(), info.versions.end(),
       [&](const DocumentStore::Version& there) { return has_all(there.identity, version); });
@@ -289,6 +352,7 @@ void Engine::cut_version(const std::string& tenant, const DocumentStore::Lease& 
                          const LiveTask& live) {
   DocumentSpec spec;
   spec.tenant = tenant;
+  spec.space = space(tenant);
   spec.prefix = store_.info(live.document)->identity->prefix_ids;
   spec.context = store_.info(live.document)->identity->context_ids;
   spec.versions = live.versions;
@@ -304,6 +368,7 @@ void Engine::make_version(const std::string& tenant, const RepeatPrompts& prompt
                           const LiveTask& live) {
   DocumentSpec spec;
   spec.tenant = tenant;
+  spec.space = space(tenant);
   spec.prefix = store_.info(live.document)->identity->prefix_ids;
   spec.context = store_.info(live.document)->identity->context_ids;
   spec.versions = live.versions;

@@ -39,7 +39,8 @@ struct Engine::LiveTask {
   bool is_new = false;  // the document comes and goes with it
   bool keeps_full = false;
   bool keeps_scores = false;
-  bool pins = false;  // at its end
+  bool pins = false;                       // at its end
+  std::shared_ptr<const Document> parent;  // leased while the job runs
 };
 
 // Something that needs a document in memory.

@@ -9,30 +9,36 @@
 
 namespace pagezip {
 
-int64_t RepeatPrompts::rows_max(int64_t tokens, int64_t chunk) const {
+int64_t RepeatPrompts::rows_max(int64_t tokens, int64_t chunk, bool is_extension) const {
   const auto first_rows = static_cast<int64_t>(first.size());
-  const auto next_rows =
-      static_cast<int64_t>(next.size()) + std::min<int64_t>(kOverlap, std::min(chunk, tokens));
-  const int64_t prompt = tokens > chunk ? std::max(first_rows, next_rows) : first_rows;
+  const int64_t overlap =
+      is_extension ? kOverlap : std::min<int64_t>(kOverlap, std::min(chunk, tokens));
+  const auto next_rows = static_cast<int64_t>(next.size()) + overlap;
+  const int64_t prompt =
+      tokens > chunk || is_extension ? std::max(first_rows, next_rows) : first_rows;
   return prompt + static_cast<int64_t>(postfix.size()) + std::min(tokens, chunk);
 }
 
 std::vector<ScoreChunk> make_score_chunks(std::span<const TokenId> context,
-                                          const RepeatPrompts& prompts, int64_t chunk_tokens) {
+                                          const RepeatPrompts& prompts, int64_t chunk_tokens,
+                                          std::span<const TokenId> before) {
   const auto tokens = static_cast<int64_t>(context.size());
   std::vector<ScoreChunk> chunks;
   for (int64_t begin = 0; begin < tokens; begin += chunk_tokens) {
     ScoreChunk& chunk = chunks.emplace_back();
     chunk.begin = begin;
     chunk.end = std::min(begin + chunk_tokens, tokens);
-    chunk.tokens = begin == 0 ? prompts.first : prompts.next;
+    const auto start = static_cast<size_t>(begin);
+    const std::span<const TokenId> previous =
+        begin == 0 ? before
+                   : context.subspan(start - static_cast<size_t>(chunk_tokens),
+                                     static_cast<size_t>(chunk_tokens));
+    chunk.tokens = previous.empty() ? prompts.first : prompts.next;
     const auto append = [&](auto first, auto last) {
       chunk.tokens.insert(chunk.tokens.end(), first, last);
     };
-    if (begin > 0) {
-      const int64_t overlap = std::min<int64_t>(RepeatPrompts::kOverlap, chunk_tokens);
-      append(context.begin() + begin - overlap, context.begin() + begin);
-    }
+    const auto overlap = std::min<size_t>(RepeatPrompts::kOverlap, previous.size());
+    append(previous.end() - static_cast<int64_t>(overlap), previous.end());
     append(prompts.postfix.begin(), prompts.postfix.end());
     append(context.begin() + begin, context.begin() + chunk.end);
   }
@@ -92,7 +98,8 @@ void ScoreSlot::run_tile(const Document& full, const ScoreChunk& chunk, int laye
   const AttentionSpan span{0,     rows,        full.logical_length() + first_row,
                            &view, place.layer, global ? 0 : c.window};
   LayerScoring scoring;
-  scoring.range.prefix_end = full.prefix_length();
+  scoring.range.prefix_end = full.root_prefix_length();
+  scoring.range.segment = full.segments() - 1;
   scoring.range.chunk_begin = full.prefix_length() + chunk.begin;
   scoring.range.chunk_end = full.prefix_length() + chunk.end;
   scoring.subtract_lse = function_ == ScoreFunction::kProbability;

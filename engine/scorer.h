@@ -33,8 +33,9 @@ struct RepeatPrompts {
   std::vector<TokenId> next;     // "\n\nRepeat the part ... starting with ", then the overlap
   std::vector<TokenId> postfix;  // from the end of the user's text to the assistant's
 
-  /// Rows of the longest repeat prompt of a document of `tokens` tokens in chunks of `chunk`.
-  int64_t rows_max(int64_t tokens, int64_t chunk) const;
+  /// Rows of the longest repeat prompt of a document of `tokens` tokens in chunks of `chunk`, at
+  /// most. `is_extension`: text stands before it.
+  int64_t rows_max(int64_t tokens, int64_t chunk, bool is_extension = false) const;
 };
 
 /// Of the scores and of the repeat prompts: part of what a document is, so that old files don't
@@ -46,9 +47,11 @@ enum class ScoreFunction : uint8_t {
   kLogit,        // the softmax-free variant: the largest scaled q·k
 };
 
-/// The chunks of a document's own tokens, each with its repeat prompt.
+/// The chunks of a document's own tokens, each with its repeat prompt. `before`: the tokens, or at
+/// least the last kOverlap, of the text that the document extends; empty if there is none.
 std::vector<ScoreChunk> make_score_chunks(std::span<const TokenId> context,
-                                          const RepeatPrompts& prompts, int64_t chunk_tokens);
+                                          const RepeatPrompts& prompts, int64_t chunk_tokens,
+                                          std::span<const TokenId> before = {});
 
 /// Memory of one chunk being scored, and the work on it: allocated once, reused by any number of
 /// chunks, one after the other. Engine thread only.

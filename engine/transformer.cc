@@ -195,8 +195,8 @@ void Transformer::attention(int l, int64_t rows, std::span<const AttentionSpan> 
   }
   kernels_.score({page_, c.heads, c.kv_heads, c.attention_scale, q,
                   scoring->subtract_lse ? MatrixView<const float>(lse) : MatrixView<const float>(),
-                  &spans[0].view->segments[0], spans[0].layer, scoring->range.chunk_begin,
-                  scoring->range.chunk_end, scoring->best},
+                  &spans[0].view->segments[scoring->range.segment], spans[0].layer,
+                  scoring->range.chunk_begin, scoring->range.chunk_end, scoring->best},
                  pool_);
 }
 

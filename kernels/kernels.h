@@ -93,13 +93,14 @@ struct AttentionSpan {
 };
 
 /// Asks attend() for the row log-sum-exp that KVzip scores need (Kim et al. 2025, §3; with the
-/// released code's key set): over the pairs [0, prefix_end) and [chunk_begin, chunk_end) of
-/// segment 0 and every visible pair of the later segments.
+/// released code's key set): over the pairs [0, prefix_end) of segment 0, the pairs [chunk_begin,
+/// chunk_end) of `segment`, and every visible pair of the segments behind that one.
 struct ScoreRange {
   int64_t prefix_end = 0;
   int64_t chunk_begin = 0;
   int64_t chunk_end = 0;
   MatrixView<float> lse;  // out: [rows, heads], natural log; -inf if a row sees no such pair
+  int segment = 0;
 };
 
 struct AttendArgs {

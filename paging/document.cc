@@ -64,15 +64,23 @@ int64_t bag_blocks(const KvGeometry& geometry, std::span<const uint32_t> lengths
 
 }  // namespace
 
-Document::Document(BlockPool& pool, int64_t logical_length, int64_t prefix_length)
-    : pool_(&pool), logical_length_(logical_length), prefix_length_(prefix_length), bag_(pool) {}
+Document::Document(BlockPool& pool, int64_t length, int64_t prefix_length,
+                   std::shared_ptr<const Document> parent)
+    : pool_(&pool),
+      parent_(std::move(parent)),
+      length_(length),
+      prefix_length_(prefix_length),
+      bag_(pool) {}
 
-std::shared_ptr<const Document> Document::full(Sequence& sequence, int64_t prefix_length) {
-  CHECK_EQ(sequence.first_position(), 0);
+std::shared_ptr<const Document> Document::full(Sequence& sequence, int64_t prefix_length,
+                                               std::shared_ptr<const Document> parent) {
+  CHECK_EQ(sequence.first_position(), parent == nullptr ? 0 : parent->logical_length());
+  CHECK(parent == nullptr || (prefix_length == 0 && parent->segments() < kSegmentsMax));
   CHECK_GE(prefix_length, 0);
   CHECK_LE(prefix_length, sequence.length());
   BlockPool& pool = sequence.pool();
-  std::shared_ptr<Document> document(new Document(pool, sequence.length(), prefix_length));
+  std::shared_ptr<Document> document(
+      new Document(pool, sequence.length(), prefix_length, std::move(parent)));
   const bool has_global = sequence.table(0).window() == 0;
   document->global_layers_ = has_global ? pool.geometry().layers_per_block : 0;
   document->runs_ = sequence.share(sequence.length());
@@ -94,7 +102,8 @@ int64_t Document::blocks_for(const KvGeometry& geometry, const DocumentShape& sh
 std::shared_ptr<const Document> Document::blank(BlockPool& pool, DocumentShape shape,
                                                 BlockReservation& reservation) {
   const KvGeometry& geometry = pool.geometry();
-  std::shared_ptr<Document> document(new Document(pool, shape.logical_length, shape.prefix_length));
+  std::shared_ptr<Document> document(
+      new Document(pool, shape.logical_length, shape.prefix_length, nullptr));
   document->global_layers_ = geometry.layers_per_block;
   document->compressed_ = shape.compressed;
   const auto add_run = [&](int64_t first_page, int64_t end_page, int64_t length) {
@@ -146,7 +155,18 @@ void Document::take_bag(BlockReservation& reservation) {
 
 int64_t Document::retained(int layer, int head) const {
   CHECK_LT(layer, global_layers_);
-  return compressed_ ? lengths_[list_index(pool_->geometry(), layer, head)] : logical_length_;
+  return compressed_ ? lengths_[list_index(pool_->geometry(), layer, head)] : length_;
+}
+
+int64_t Document::pairs() const {
+  int64_t pairs = parent_ == nullptr ? 0 : parent_->pairs();
+  if (!compressed_) {
+    return pairs + int64_t{global_layers_} * pool_->geometry().kv_heads * length_;
+  }
+  for (const uint32_t length : lengths_) {
+    pairs += length;
+  }
+  return pairs;
 }
 
 int64_t Document::pages_used() const {
@@ -154,11 +174,11 @@ int64_t Document::pages_used() const {
     return static_cast<int64_t>(pages_.size());
   }
   const KvGeometry& geometry = pool_->geometry();
-  return int64_t{global_layers_} * geometry.kv_heads * geometry.pages_for(logical_length_);
+  return int64_t{global_layers_} * geometry.kv_heads * geometry.pages_for(length_);
 }
 
 int64_t Document::blocks_held() const {
-  int64_t blocks = bag_.size();
+  int64_t blocks = bag_.size() + (parent_ == nullptr ? 0 : parent_->blocks_held());
   for (const BlockRun& run : runs_) {
     blocks += run.blocks.size();
   }
@@ -166,9 +186,10 @@ int64_t Document::blocks_held() const {
 }
 
 DocumentShape Document::shape() const {
+  CHECK(parent_ == nullptr);
   DocumentShape shape;
   shape.compressed = compressed_;
-  shape.logical_length = logical_length_;
+  shape.logical_length = length_;
   shape.prefix_length = prefix_length_;
   shape.lengths = lengths_;
   for (size_t group = global_layers_ > 0 ? 1 : 0; group < runs_.size(); ++group) {
@@ -179,7 +200,7 @@ DocumentShape Document::shape() const {
 
 Segment Document::segment(int group) const {
   if (group != 0 || !compressed_) {
-    return uniform_segment(*pool_, runs_[static_cast<size_t>(group)], 0);
+    return uniform_segment(*pool_, runs_[static_cast<size_t>(group)], first_position());
   }
   const KvGeometry& geometry = pool_->geometry();
   Segment segment;
@@ -193,7 +214,7 @@ Segment Document::segment(int group) const {
 }
 
 KvView Document::view(int group) const {
-  KvView view;
+  KvView view = parent_ == nullptr ? KvView() : parent_->view(group);
   view.push(segment(group));
   return view;
 }
@@ -223,7 +244,7 @@ void DocumentBuilder::start() {
   const KvGeometry& geometry = pool.geometry();
   check_kept(kept_, *source_, geometry);
 
-  document_.reset(new Document(pool, source_->logical_length_, source_->prefix_length_));
+  document_.reset(new Document(pool, source_->length_, source_->prefix_length_, source_->parent_));
   document_->global_layers_ = source_->global_layers_;
   document_->compressed_ = true;
   const int64_t shared_pages = source_->prefix_length_ / geometry.page.page_tokens;

@@ -15,6 +15,9 @@
 // - *windows*: the uniform blocks of the last W - 1 positions of every sliding group; they are
 //   shared with the full version and never compressed.
 //
+// A document may stand behind a *parent*, which it extends: a segment of its own behind the
+// parent's. It has no system prefix of its own, and keeps the parent's pages as long as it lives.
+//
 // Engine thread only. A document is handed out as std::shared_ptr<const Document>: a reader keeps
 // one, and its blocks return to the pool with the last of them.
 #pragma once
@@ -42,10 +45,15 @@ struct DocumentShape {
 
 class Document {
  public:
+  /// Documents one behind the other that a question can still be asked on.
+  static constexpr int kSegmentsMax = KvView::kSegmentsMax - 1;
+
   /// All pairs of `sequence`, of which the first `prefix_length` are the system prefix. Freezes
-  /// them in the sequence, which may go on or end. REQUIRES: the sequence starts at position 0 and
-  /// still has the windows of its next row.
-  static std::shared_ptr<const Document> full(Sequence& sequence, int64_t prefix_length);
+  /// them in the sequence, which may go on or end. REQUIRES: the sequence starts behind the parent,
+  /// at position 0 if that is null, and still has the windows of its next row; with a parent there
+  /// is no prefix, and fewer than kSegmentsMax segments are before this one.
+  static std::shared_ptr<const Document> full(Sequence& sequence, int64_t prefix_length,
+                                              std::shared_ptr<const Document> parent = nullptr);
 
   /// A document of unspecified pairs, which the caller writes through segment() before anyone reads
   /// them. REQUIRES: the model has global layers, and the reservation holds
@@ -55,9 +63,20 @@ class Document {
   static int64_t blocks_for(const KvGeometry& geometry, const DocumentShape& shape);
 
   const KvGeometry& geometry() const { return pool_->geometry(); }
-  /// Positions that the document takes, system prefix included: where a question starts.
-  int64_t logical_length() const { return logical_length_; }
+  /// Positions that the document takes, system prefix and parents included: where a question
+  /// starts.
+  int64_t logical_length() const { return first_position() + length_; }
+  /// The position of its own first pair: behind its parent.
+  int64_t first_position() const { return parent_ == nullptr ? 0 : parent_->logical_length(); }
+  /// Of its own pairs, those that are system prefix; 0 behind a parent.
   int64_t prefix_length() const { return prefix_length_; }
+  const Document* parent() const { return parent_.get(); }
+  /// Its own and its parents', in this order in a view.
+  int segments() const { return 1 + (parent_ == nullptr ? 0 : parent_->segments()); }
+  /// The system prefix that it stands behind, or is its own.
+  int64_t root_prefix_length() const {
+    return parent_ == nullptr ? prefix_length_ : parent_->root_prefix_length();
+  }
   bool compressed() const { return compressed_; }
   int groups() const { return static_cast<int>(runs_.size()); }
   /// Layers of the global KV group; 0 in a model of sliding layers only.
@@ -66,31 +85,36 @@ class Document {
   /// Pairs that (layer, head) of the global group holds, and those among them that aren't prefix.
   int64_t retained(int layer, int head) const;
   int64_t retained_own(int layer, int head) const { return retained(layer, head) - prefix_length_; }
+  /// Pairs of the global group in all lists, parents' included: what attention reads.
+  int64_t pairs() const;
   /// Pages of the global group that hold pairs, prefix included.
   int64_t pages_used() const;
-  /// Blocks that the document pins in all its parts, and their bytes. Blocks that others pin as
-  /// well count in full.
+  /// Blocks that the document and its parents pin in all their parts, and their bytes. Blocks that
+  /// others pin as well count in full.
   int64_t blocks_held() const;
   int64_t kv_bytes() const { return blocks_held() * pool_->geometry().block_bytes(); }
-  /// What blank() needs to make another one for the same pairs.
+  /// What blank() needs to make another one for the same pairs. REQUIRES: no parent.
   DocumentShape shape() const;
 
   /// What attention reads of a KV group; borrowed from the document.
   Segment segment(int group) const;
-  /// A view whose first segment is this document; a question's own segment is pushed behind it.
+  /// A view whose first segments are the parents' and this document's; a question's own segment is
+  /// pushed behind them.
   KvView view(int group) const;
 
-  /// For BlockPool::audit_owners; once per document, not per reader.
+  /// For BlockPool::audit_owners; once per document, not per reader. Parents aren't included.
   void count_refs(std::span<uint32_t> refs) const;
 
  private:
   friend class DocumentBuilder;
-  Document(BlockPool& pool, int64_t logical_length, int64_t prefix_length);
+  Document(BlockPool& pool, int64_t length, int64_t prefix_length,
+           std::shared_ptr<const Document> parent);
   // Fills bag_, pages_ and first_ for lengths_, behind the prefix blocks in runs_[0].
   void take_bag(BlockReservation& reservation);
 
   BlockPool* pool_;
-  int64_t logical_length_;
+  std::shared_ptr<const Document> parent_;  // or null
+  int64_t length_;                          // own positions, prefix included
   int64_t prefix_length_;
   int global_layers_ = 0;
   bool compressed_ = false;

@@ -14,7 +14,8 @@ struct DocumentStore::Stored {
   uint64_t birth = 0;
   FileKey key;
   VersionIdentity identity;
-  DocumentShape shape;
+  DocumentShape shape;    // if it stands alone
+  int64_t positions = 0;  // of its own
   int64_t blocks = 0;
   std::shared_ptr<const Document> document;  // null: not resident
   bool stored = false;

@@ -235,6 +235,16 @@ std::string why_unfit(const KvShape& found, const KvShape& expected) {
 std::string canonical_record(const DocumentIdentity& identity) {
   ByteWriter writer;
   write_record(writer, identity);
+  return writer.take() + identity.parent;  // the record knows its own end
+}
+
+std::string parent_record(const DocumentIdentity& identity) {
+  ByteWriter writer;
+  writer.list(canonical_record(identity));
+  writer.value(identity.version.full);
+  writer.list(identity.version.selector);
+  writer.value(identity.version.keep_ratio);
+  writer.value(identity.version.min_per_head);
   return writer.take();
 }
 

@@ -64,6 +64,9 @@ struct DocumentIdentity {
   int64_t chunk_tokens = 0;  // of a scoring chunk
   VersionIdentity version;
   std::string provenance;  // backend, build, source; isn't compared
+  /// parent_record() of the version that it stands behind, "" if it stands alone. A document behind
+  /// another has no file.
+  std::string parent;
 
   int64_t logical_length() const {
     return static_cast<int64_t>(prefix_ids.size() + context_ids.size());
@@ -73,6 +76,8 @@ struct DocumentIdentity {
 /// The bytes that are equal if and only if two documents are the same but for their versions and
 /// their provenance.
 std::string canonical_record(const DocumentIdentity& identity);
+/// The same for its version, too.
+std::string parent_record(const DocumentIdentity& identity);
 
 /// Whom a document belongs to: one tenant, or a named group of tenants.
 struct Scope {

@@ -104,13 +104,17 @@ void DocumentStore::publish(const std::string& id, const VersionIdentity& identi
   auto version = std::make_shared<Stored>();
   version->key = {id, next_number_++};
   version->identity = identity;
-  version->shape = document->shape();
+  const bool stands_alone = document->parent() == nullptr;
+  if (stands_alone) {
+    version->shape = document->shape();
+  }
+  version->positions = document->logical_length() - document->first_position();
   version->blocks = document->blocks_held();
   version->document = std::move(document);
   entry->last_use_s = now_s;
   ++totals_.published;
   add_version(*entry, version);
-  if (to_file && limits_.file_bytes > 0) {
+  if (to_file && stands_alone && limits_.file_bytes > 0) {
     to_write_.push_back(version->birth);
   }
 }
@@ -277,6 +281,11 @@ const VersionIdentity* DocumentStore::version(const FileKey& key) const {
   return version == nullptr ? nullptr : &version->identity;
 }
 
+std::shared_ptr<const Document> DocumentStore::pages(const FileKey& key) const {
+  const Stored* version = find(key);
+  return version == nullptr ? nullptr : version->document;
+}
+
 std::vector<std::string> DocumentStore::ids() const {
   std::vector<std::string> ids;
   ids.reserve(entries_.size());
@@ -367,15 +376,17 @@ void DocumentStore::update_held(Stored& version) {
 }
 
 void DocumentStore::count_refs(std::span<uint32_t> refs) const {
-  for (const auto& [birth, version] : versions_) {
-    if (version->document != nullptr) {
-      version->document->count_refs(refs);
+  std::set<const Document*> counted;
+  const auto count = [&](const Document* document) {
+    for (; document != nullptr && counted.insert(document).second; document = document->parent()) {
+      document->count_refs(refs);
     }
+  };
+  for (const auto& [birth, version] : versions_) {
+    count(version->document.get());
   }
   for (const FileWork& work : file_work_) {
-    if (work.pages != nullptr && writing_->document == nullptr) {
-      work.pages->count_refs(refs);
-    }
+    count(work.pages.get());
   }
 }
 

@@ -132,6 +132,9 @@ class DocumentStore {
   /// Null: no such document. Valid until the next call that isn't const.
   const DocumentListing* listing(const std::string& id) const;
   const VersionIdentity* version(const FileKey& key) const;
+  /// Without a lease: for a document that stands behind this one and need not stay. Null if it
+  /// isn't resident.
+  std::shared_ptr<const Document> pages(const FileKey& key) const;
   std::vector<std::string> ids() const;
   /// A document of the same scope that was made of the same; "" if there is none.
   std::string find_same(const Scope& scope, const DocumentIdentity& identity) const;

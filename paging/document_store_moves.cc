@@ -17,7 +17,7 @@ constexpr double kMakeCompressedCost = 3.5;
 }  // namespace
 
 double DocumentStore::cost_to_make(const Stored& version) {
-  return static_cast<double>(version.shape.logical_length) *
+  return static_cast<double>(version.positions) *
          (version.identity.full ? kMakeFullCost : kMakeCompressedCost);
 }
 
@@ -150,6 +150,7 @@ bool DocumentStore::add_file(const FileKey& key, const DocumentHeader& header, i
   version->key = key;
   version->identity = header.identity.version;
   version->shape = header.shape();
+  version->positions = version->shape.logical_length;
   version->blocks = Document::blocks_for(geometry_, version->shape);
   version->stored = true;
   version->file_has_scores = header.has_scores;

@@ -235,7 +235,8 @@ bool Scheduler::admit_job(Job& job) {
   const bool is_cut = job.spec.source != nullptr;  // nothing to prefill
   const auto length = is_cut ? 0 : static_cast<int64_t>(job.tokens.size());
   PrefixIndex::Hit hit = index_.acquire(job.spec.space, job.tokens, length, true);
-  Sequence sequence(pool_, groups_, 0);
+  Sequence sequence(pool_, groups_,
+                    job.spec.parent == nullptr ? 0 : job.spec.parent->logical_length());
   if (hit.length > 0) {
     sequence.adopt(std::move(hit.runs));
   }

@@ -74,7 +74,8 @@ double Scheduler::plan_job_prompt(StepPlan& plan, Job& job, double budget_us, bo
   Lane& lane = job.lane;
   const auto total = static_cast<int64_t>(job.tokens.size());
   const int64_t limit = std::min(total - lane.planned, config_.rows_max - plan.batch_rows);
-  int64_t rows = cost_.rows_within(plan.batch_rows, limit, lane.planned, budget_us);
+  const int64_t keys = job.parent_keys + lane.planned;
+  int64_t rows = cost_.rows_within(plan.batch_rows, limit, keys, budget_us);
   if (must) {
     rows = std::max(rows, std::min(limit, kTileRowsLeast));
   }
@@ -82,9 +83,9 @@ double Scheduler::plan_job_prompt(StepPlan& plan, Job& job, double budget_us, bo
     return 0;
   }
   const double cost =
-      cost_.more_rows_us(plan.batch_rows, rows, rows * lane.planned + rows * (rows - 1) / 2);
+      cost_.more_rows_us(plan.batch_rows, rows, rows * keys + rows * (rows - 1) / 2);
   plan.decode_only = false;
-  RowsWork& work = plan_rows(plan, lane, job.tokens, nullptr, rows);
+  RowsWork& work = plan_rows(plan, lane, job.tokens, job.spec.parent.get(), job.parent_keys, rows);
   work.key = {job.spec.id, 0};
   work.document_job = true;
   stats_.rows_document += rows;
@@ -115,7 +116,8 @@ void Scheduler::commit_job_rows(const RowsWork& work) {
 void Scheduler::prefilled(Job& job) {
   Lane& lane = job.lane;
   lane.sequence->drop_behind(lane.committed);
-  job.full = Document::full(*lane.sequence, static_cast<int64_t>(job.spec.prefix.size()));
+  job.full =
+      Document::full(*lane.sequence, static_cast<int64_t>(job.spec.prefix.size()), job.spec.parent);
   lane.sequence.reset();
   emit(Event::Kind::kFullReady, {job.spec.id, 0}).document = job.full;
   if (job.final_scores == nullptr) {

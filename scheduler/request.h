@@ -63,6 +63,8 @@ struct DocumentSpec {
   /// Nothing is prefilled then. REQUIRES: scores.
   std::shared_ptr<const Document> source;
   std::optional<VersionSpec> source_cut;
+  /// What the document stands behind, or null. REQUIRES: no prefix with a parent.
+  std::shared_ptr<const Document> parent;
 };
 
 /// The answer to a submission.

@@ -58,7 +58,9 @@ void Scheduler::plan_decode(StepPlan& plan) {
       continue;
     }
     const bool sampled = choice.lane.planned < known;
-    RowsWork& work = plan_rows(plan, choice.lane, choice.tokens, choice.request, 1);
+    RowsWork& work =
+        plan_rows(plan, choice.lane, choice.tokens, choice.request->spec.document.get(),
+                  choice.request->document_keys, 1);
     work.key = choice.key;
     work.lane = choice.lane_index;
     if (!sampled) {
@@ -104,7 +106,8 @@ double Scheduler::plan_prompts(StepPlan& plan, double budget_us) {
     used += cost;
     choice.request->tenant->served_us += cost;
     plan.decode_only = false;
-    RowsWork& work = plan_rows(plan, lane, choice.tokens, choice.request, rows);
+    RowsWork& work = plan_rows(plan, lane, choice.tokens, spec.document.get(),
+                               choice.request->document_keys, rows);
     work.key = choice.key;
     work.lane = choice.lane_index;
     if (lane.planned == choice.prompt) {
@@ -120,9 +123,8 @@ double Scheduler::plan_prompts(StepPlan& plan, double budget_us) {
 }
 
 RowsWork& Scheduler::plan_rows(StepPlan& plan, Lane& lane, const std::vector<TokenId>& tokens,
-                               const RequestState* request, int64_t rows) {
-  const Document* document = request == nullptr ? nullptr : request->spec.document.get();
-  const int64_t keys = lane.planned + (request == nullptr ? 0 : request->document_keys);
+                               const Document* document, int64_t document_keys, int64_t rows) {
+  const int64_t keys = lane.planned + document_keys;
   plan.pairs += rows * keys + rows * (rows + 1) / 2;
   RowsWork& work = plan.rows.emplace_back();
   work.incarnation = lane.incarnation;

@@ -10,6 +10,17 @@
 #include "base/mutant.h"
 
 namespace pagezip {
+namespace {
+
+// Pairs that a row reads of a document, on average over the heads.
+int64_t keys_of(const Document* document) {
+  if (document == nullptr || document->global_layers() == 0) {
+    return 0;
+  }
+  return document->pairs() / (int64_t{document->global_layers()} * document->geometry().kv_heads);
+}
+
+}  // namespace
 
 void StepPlan::clear() {
   rows.clear();
@@ -120,14 +131,7 @@ Admission Scheduler::submit(RequestSpec spec, TimeUs now) {
   auto request = std::make_unique<RequestState>();
   request->arrived = now;
   request->tenant = &open_tenant(spec.tenant);
-  if (spec.document != nullptr && spec.document->global_layers() > 0) {
-    const int lists = spec.document->global_layers() * pool_.geometry().kv_heads;
-    for (int list = 0; list < lists; ++list) {
-      request->document_keys += spec.document->retained(list / pool_.geometry().kv_heads,
-                                                        list % pool_.geometry().kv_heads);
-    }
-    request->document_keys /= lists;
-  }
+  request->document_keys = keys_of(spec.document.get());
   request->spec = std::move(spec);
   Choice& choice = add_choice(*request, 0);
   choice.tokens = request->spec.prompt;
@@ -140,6 +144,7 @@ Admission Scheduler::submit(RequestSpec spec, TimeUs now) {
 
 Admission Scheduler::submit(DocumentSpec spec, TimeUs now) {
   CHECK(!spec.context.empty());
+  CHECK(spec.parent == nullptr || spec.prefix.empty());
   CHECK(spec.source == nullptr || (spec.scores != nullptr && !spec.versions.empty() &&
                                    spec.source->compressed() == spec.source_cut.has_value()));
   CHECK(!requests_.contains(spec.id) && !jobs_.contains(spec.id));
@@ -161,6 +166,7 @@ Admission Scheduler::submit(DocumentSpec spec, TimeUs now) {
   job->tenant = &open_tenant(spec.tenant);
   job->tokens = spec.prefix;
   job->tokens.insert(job->tokens.end(), spec.context.begin(), spec.context.end());
+  job->parent_keys = keys_of(spec.parent.get());
   job->spec = std::move(spec);
   waiting_jobs_.push_back(job.get());
   jobs_[job->spec.id] = std::move(job);

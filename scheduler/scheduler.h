@@ -133,7 +133,7 @@ class Scheduler {
   void plan_decode(StepPlan& plan);
   double plan_prompts(StepPlan& plan, double budget_us);
   RowsWork& plan_rows(StepPlan& plan, Lane& lane, const std::vector<TokenId>& tokens,
-                      const RequestState* request, int64_t rows);
+                      const Document* document, int64_t document_keys, int64_t rows);
   void commit_rows(const RowsWork& work, const StepResult& result);
   void publish(Lane& lane, const std::string& space, const std::vector<TokenId>& tokens,
                KvOrigin origin);

@@ -74,6 +74,7 @@ struct Job {
   TimeUs arrived = 0;
   TenantState* tenant = nullptr;
   std::vector<TokenId> tokens;  // prefix, then context
+  int64_t parent_keys = 0;      // that a row reads of the parent, on average over the heads
   JobStage stage = JobStage::kQueued;
   Lane lane;
   std::shared_ptr<const Document> full;

@@ -431,7 +431,8 @@ TEST_F(DocumentFileTest, SlicesAreSmallAndLeaveTheNameAlone) {
   EXPECT_NEAR(static_cast<double>(steps), static_cast<double>(file_bytes) / kSlice, 5);
 
   DocumentFileReader reader(system_files(), path_, world.shape);
-  auto blocks = world.pool.reserve(Document::blocks_for(world.pool.geometry(), reader.header().shape()));
+  auto blocks =
+      world.pool.reserve(Document::blocks_for(world.pool.geometry(), reader.header().shape()));
   const auto document = Document::blank(world.pool, reader.header().shape(), *blocks);
   reader.fill(*document);
   for (steps = 1; reader.step(kSlice);) ++steps;

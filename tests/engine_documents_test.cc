@@ -87,11 +87,8 @@ class EngineDocumentsTest : public testing::TestWithParam<const char*>, protecte
     EXPECT_EQ(e.pool().blocks_reserved(), 0);
   }
   std::string folder() {
-    const std::string path = testing::TempDir() + "engine_documents_" + GetParam();
-    std::filesystem::remove_all(path);
-    std::filesystem::create_directory(path);
-    options.folder = path;
-    return path;
+    options.folder = temp_folder();
+    return options.folder;
   }
 
   const Requester owner_{"a", {}};

@@ -193,21 +193,29 @@ TEST_P(AttentionKernelsTest, RowThatSeesNothing) {
   expect_close(problem, run_attend(kernels(), pool_, problem, true, 6), true, "no segments");
 }
 
-/// Segment 0 is a document that every row sees whole; the ranges of the LSE lie in it.
+/// A document that every row sees whole, sometimes behind others; the ranges of the LSE lie in it
+/// and in the first one.
 AttendProblem random_score_problem(Prng& prng) {
   AttendProblem problem = random_shape(prng);
+  const auto parents = pick<int>(prng, {0, 0, 0, 1, 2});
+  const int64_t parent = parents > 0 ? pick<int64_t>(prng, {1, 30, 257}) : 0;
+  for (int i = 0; i < parents; ++i) {
+    push_segment(prng, problem, {parent}, i * parent);
+  }
   const int64_t length = pick<int64_t>(prng, {1, 40, 255, 256, 257, 600});
-  push_segment(prng, problem, {length}, 0);
+  const int64_t end = parents * parent + length;
+  push_segment(prng, problem, {length}, end - length);
   const int64_t tail = pick<int64_t>(prng, {0, 1, 20, 50});
   if (prng.chance(0.7)) {
-    push_segment(prng, problem, {tail}, length);
+    push_segment(prng, problem, {tail}, end);
   }
-  const int64_t rows = affordable_rows(problem, length, pick<int64_t>(prng, {1, 2, 17, 31}));
-  problem.first_position = length + prng.range(0, tail);
+  const int64_t rows = affordable_rows(problem, end, pick<int64_t>(prng, {1, 2, 17, 31}));
+  problem.first_position = end + prng.range(0, tail);
   problem.q = random_matrix(prng, rows, problem.heads * problem.page.head_dim);
   const int64_t chunk = std::min(length, pick<int64_t>(prng, {0, 1, 15, 16, 17, 300}));
   const int64_t begin = prng.range(0, length - chunk);
-  problem.score = PairRanges{prng.range(0, begin), begin, begin + chunk};
+  const int64_t prefix = prng.range(0, parents > 0 ? parent : begin);
+  problem.score = PairRanges{prefix, begin, begin + chunk, parents};
   return problem;
 }
 
@@ -261,16 +269,17 @@ TEST_P(AttentionKernelsTest, Score) {
       best = random_matrix(prng, problem.kv_heads, chunk, 4);
     }
     const Matrix before = best;
-    kernels().score(
-        {page, problem.heads, problem.kv_heads, problem.scale, problem.q.view(),
-         with_lse ? lse.view() : MatrixView<const float>(), &paged.view.segments[0], problem.layer,
-         problem.score->chunk_begin, problem.score->chunk_end, best.view()},
-        pool_);
+    kernels().score({page, problem.heads, problem.kv_heads, problem.scale, problem.q.view(),
+                     with_lse ? lse.view() : MatrixView<const float>(),
+                     &paged.view.segments[problem.score->segment], problem.layer,
+                     problem.score->chunk_begin, problem.score->chunk_end, best.view()},
+                    pool_);
     const int group = problem.heads / problem.kv_heads;
     for (int64_t item = 0; item < problem.kv_heads * chunk; ++item) {
       const int64_t head = item / chunk;
       const int64_t j = item % chunk;
-      const auto& k = problem.segments[0].k[problem.layer * problem.kv_heads + head];
+      const auto& k = problem.segments[static_cast<size_t>(problem.score->segment)]
+                          .k[problem.layer * problem.kv_heads + head];
       double expected = static_cast<double>(before.row(head)[j]);
       double error = 0;
       for (int64_t i = 0; i < problem.q.rows * group; ++i) {

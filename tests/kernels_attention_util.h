@@ -171,6 +171,7 @@ struct PairRanges {
   int64_t prefix_end = 0;
   int64_t chunk_begin = 0;
   int64_t chunk_end = 0;
+  int segment = 0;
 };
 
 /// One span with all that it reads.
@@ -337,8 +338,11 @@ inline AttendExpected naive_attend(const AttendProblem& problem) {
         const Logit logit = naive_logit(problem.q.row(row) + head * head_dim, k + i * head_dim,
                                         head_dim, static_cast<double>(problem.scale));
         all.add(logit.value, logit.error, v + i * head_dim);
-        if (problem.score && (s > 0 || i < problem.score->prefix_end ||
-                              (i >= problem.score->chunk_begin && i < problem.score->chunk_end))) {
+        const auto segment_index = static_cast<int>(s);
+        if (problem.score && (segment_index > problem.score->segment ||
+                              (segment_index == 0 && i < problem.score->prefix_end) ||
+                              (segment_index == problem.score->segment &&
+                               i >= problem.score->chunk_begin && i < problem.score->chunk_end))) {
           scored.add(logit.value, logit.error, v + i * head_dim);
         }
       }
@@ -409,7 +413,7 @@ inline std::vector<AttendResult> attend_batch(
   ScoreRange score;
   if (shape.score) {
     score = {shape.score->prefix_end, shape.score->chunk_begin, shape.score->chunk_end,
-             score_lse.view()};
+             score_lse.view(), shape.score->segment};
   }
   kernels.attend({shape.page, shape.heads, shape.kv_heads, shape.scale, q.view(),
                   with_out ? out.view() : MatrixView<float>(), spans,

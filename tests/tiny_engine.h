@@ -2,9 +2,11 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +25,14 @@ inline Tokenizer tiny_tokenizer(int vocab) {
   GgufWriter writer = bpe_file(vocabulary);
   writer.add("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(end - vocabulary.tokens.begin()));
   return Tokenizer(GgufFile::from_bytes(writer.bytes(), "tiny.gguf"));
+}
+
+/// An empty folder of this very test, which may run beside others.
+inline std::string temp_folder() {
+  const std::string path = testing::TempDir() + "pagezip_test." + std::to_string(getpid());
+  std::filesystem::remove_all(path);
+  std::filesystem::create_directory(path);
+  return path;
 }
 
 /// Real time for steps, a settable one for times to live.

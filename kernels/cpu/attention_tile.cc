@@ -154,19 +154,22 @@ void compute_unit(const AttendArgs& args, const Tile& tile, const UnitRef& ref,
             .within(base, base + kUnitPairs);
     float* x = scratch.x + r * kUnitPairs;
     const bool scored = args.score != nullptr && !seen.empty();
-    const Range chunk =
-        scored ? Range{args.score->chunk_begin, args.score->chunk_end} : Range{0, 0};
-    const bool whole = ref.segment > 0 || (seen.low >= chunk.low && seen.high <= chunk.high);
+    const Range prefix =
+        scored && ref.segment == 0 ? Range{0, args.score->prefix_end} : Range{0, 0};
+    const Range chunk = scored && ref.segment == args.score->segment
+                            ? Range{args.score->chunk_begin, args.score->chunk_end}
+                            : Range{0, 0};
+    const bool whole = scored && (ref.segment > args.score->segment ||
+                                  (seen.low >= chunk.low && seen.high <= chunk.high));
     if (scored && !whole) {
-      add_score_part(x, seen, {0, args.score->prefix_end}, base, args.scale,
-                     scratch.score_merged[r]);
+      add_score_part(x, seen, prefix, base, args.scale, scratch.score_merged[r]);
       add_score_part(x, seen, chunk, base, args.scale, scratch.score_merged[r]);
     }
     // An empty range clears the row: the rows of a tile share the product with V.
     const int64_t low = seen.empty() ? 0 : seen.low - base;
     const int64_t high = seen.empty() ? 0 : seen.high - base;
     scratch.states[r] = simd_ops().softmax(x, low, high, kUnitPairs, args.scale);
-    if (scored && whole) {
+    if (whole) {
       merge(scratch.score_merged[r], scratch.states[r]);
     }
   }

@@ -114,8 +114,10 @@ void attend_segment(const AttendArgs& args, const AttentionSpan& span, int segme
   }
   if (const ScoreRange* score = args.score; score != nullptr) {
     merge(total.score, state_of(logits, range.begin, [&](int64_t i) {
-            return segment_index > 0 || i < score->prefix_end ||
-                   (i >= score->chunk_begin && i < score->chunk_end);
+            return segment_index > score->segment ||
+                   (segment_index == 0 && i < score->prefix_end) ||
+                   (segment_index == score->segment && i >= score->chunk_begin &&
+                    i < score->chunk_end);
           }));
   }
   if (args.out.data == nullptr) {
