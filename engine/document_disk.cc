@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "base/check.h"
 #include "base/error.h"
 
 namespace pagezip {
@@ -44,12 +45,12 @@ void DocumentDisk::push(Task task) {
 void DocumentDisk::post(DocumentStore::FileWork work) {
   Task task;
   task.key = work.key;
-  task.work = std::move(work);
+  task.work = std::make_unique<DocumentStore::FileWork>(std::move(work));
   push(std::move(task));
 }
 
 void DocumentDisk::post_read(const FileKey& key, std::shared_ptr<const Document> blank) {
-  push({std::nullopt, key, std::move(blank)});
+  push({nullptr, key, std::move(blank)});
 }
 
 std::vector<DocumentDisk::Done> DocumentDisk::take_done() {
@@ -70,7 +71,7 @@ void DocumentDisk::start() {
     while (true) {
       {
         std::unique_lock lock(mutex_);
-        posted_.wait(lock, [&] { return stopping_ || !tasks_.empty() || current_.has_value(); });
+        posted_.wait(lock, [&] { return stopping_ || !tasks_.empty() || current_ != nullptr; });
         if (stopping_) {
           return;
         }
@@ -81,18 +82,18 @@ void DocumentDisk::start() {
 }
 
 bool DocumentDisk::run_slice() {
-  if (!current_.has_value()) {
+  if (current_ == nullptr) {
     const std::lock_guard lock(mutex_);
     if (tasks_.empty()) {
       return false;
     }
-    current_.emplace();
+    current_ = std::make_unique<Current>();
     current_->task = std::move(tasks_.front());
     tasks_.pop_front();
   }
   using Kind = DocumentStore::FileWork::Kind;
   const auto& work = current_->task.work;
-  const Done::Kind kind = !work.has_value()            ? Done::Kind::kRead
+  const Done::Kind kind = work == nullptr              ? Done::Kind::kRead
                           : work->kind == Kind::kWrite ? Done::Kind::kWritten
                                                        : Done::Kind::kChanged;
   try {
@@ -112,7 +113,7 @@ bool DocumentDisk::run_slice() {
 bool DocumentDisk::step() {
   using Kind = DocumentStore::FileWork::Kind;
   Task& task = current_->task;
-  if (!task.work.has_value()) {
+  if (task.work == nullptr) {
     return step_read();
   }
   switch (task.work->kind) {
@@ -131,7 +132,9 @@ bool DocumentDisk::step() {
 bool DocumentDisk::step_write() {
   if (current_->write == nullptr) {
     DocumentStore::FileWork& work = *current_->task.work;
-    current_->write = directory_.write(current_->task.key, std::move(*work.image), work.listing);
+    CHECK(work.image.has_value());
+    current_->write =
+        directory_.write(current_->task.key, std::move(work.image.value()), work.listing);
     if (current_->write == nullptr) {
       throw Error(ErrorKind::kOutput, "no room among the document files");
     }

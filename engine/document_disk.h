@@ -13,7 +13,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -63,7 +62,7 @@ class DocumentDisk {
 
  private:
   struct Task {
-    std::optional<DocumentStore::FileWork> work;  // nothing: a read
+    std::unique_ptr<DocumentStore::FileWork> work;  // null: a read
     FileKey key;
     std::shared_ptr<const Document> blank;
   };
@@ -84,7 +83,7 @@ class DocumentDisk {
   DocumentDirectory directory_;
   const std::vector<DocumentDirectory::Finding> findings_;
   const std::function<void()> wake_;
-  std::optional<Current> current_;  // of whoever runs slices
+  std::unique_ptr<Current> current_;  // of whoever runs slices; or null
 
   mutable std::mutex mutex_;
   std::condition_variable posted_;

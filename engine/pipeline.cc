@@ -208,6 +208,7 @@ Answer answer(Pipeline& pipeline, const Tokenizer& tokenizer,
               const std::shared_ptr<const Document>& document, std::span<const TokenId> question,
               const AnswerOptions& options,
               const std::function<bool(std::string_view text)>& on_text) {
+  validate(options.sampling);
   const auto start = std::chrono::steady_clock::now();
   const auto question_tokens = static_cast<int64_t>(question.size());
   const int64_t room = pipeline.context_max() - document->logical_length() - question_tokens;

@@ -11,6 +11,7 @@
 #include "api/cli/files.h"
 #include "base/error.h"
 #include "engine/utf8.h"
+#include "kernels/kernels.h"
 
 namespace pagezip {
 namespace {
@@ -313,7 +314,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
     parsed.print = CLI::detail::find_and_replace(app.help(), "\n\n\n", "\n\n");
     return parsed;
   } catch (const CLI::CallForVersion& version) {
-    parsed.print = std::string(version.what()) + "\n";
+    parsed.print = fmt::format("{}\nCPU kernels: {}\n", version.what(), cpu_kernels_isa());
     return parsed;
   } catch (const CLI::ParseError& error) {
     throw Error(ErrorKind::kUsage, error.what());

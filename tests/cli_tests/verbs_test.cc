@@ -30,6 +30,7 @@ TEST_F(Verbs, HelpAndVersion) {
   EXPECT_EQ(help.code, 0);
   EXPECT_NE(help.out.find("default 0.3"), std::string::npos);
   EXPECT_EQ(run({"--version"}).out.substr(0, 8), "pagezip ");
+  EXPECT_NE(run({"--version"}).out.find("\nCPU kernels: "), std::string::npos);
   size_t column = 0;
   for (const char c : help.out) {
     column = c == '\n' ? 0 : column + 1;
