@@ -197,9 +197,7 @@ class Engine {
   void begin_version(const Requester& requester, const std::string& id,
                      const RepeatPrompts& prompts, const VersionSpec& version,
                      const std::shared_ptr<DocumentTask>& task);
-  void cut_version(const std::string& tenant, const DocumentStore::Lease& source,
-                   const LiveTask& live);
-  void make_version(const std::string& tenant, const RepeatPrompts& prompts, const LiveTask& live);
+  DocumentSpec spec_of_version(const std::string& tenant, const LiveTask& live) const;
   void submit_job(DocumentSpec spec, LiveTask live);
   void begin_child(const DocumentRequest& request, const DocumentStore::Lease& parent,
                    const std::shared_ptr<DocumentTask>& task);

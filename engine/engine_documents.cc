@@ -332,49 +332,41 @@ void Engine::begin_version(const Requester& requester, const std::string& id,
   const auto source = std::find_if(
       info.versions.begin(), info.versions.end(),
       [&](const DocumentStore::Version& there) { return has_all(there.identity, version); });
+  const auto make_again = [=, this, tenant = requester.tenant] {
+    DocumentSpec spec = spec_of_version(tenant, live);
+    spec.chunks = make_score_chunks(spec.context, prompts, options_.chunk_tokens);
+    submit_job(std::move(spec), live);
+  };
   if (!info.has_scores || source == info.versions.end()) {
-    return make_version(requester.tenant, prompts, live);
+    return make_again();
   }
   Waiting waiting{task->id(), id, source->identity.keep_ratio, {}, {}};
   waiting.serve = [=, this, tenant = requester.tenant](const DocumentStore::Lease& lease) {
     // What was chosen may have gone meanwhile, and with it the scores.
-    if (store_.scores(id) != nullptr && has_all(lease.version, version)) {
-      cut_version(tenant, lease, live);
-    } else {
-      make_version(tenant, prompts, live);
+    if (store_.scores(id) == nullptr || !has_all(lease.version, version)) {
+      return make_again();
     }
+    DocumentSpec spec = spec_of_version(tenant, live);
+    spec.source = lease.document;
+    if (!lease.version.full) {
+      spec.source_cut = version_spec(lease.version);
+    }
+    submit_job(std::move(spec), live);
   };
   waiting.refuse = [task](RefusalKind, const std::string& why) { task->fail(why); };
   wait_for_document(std::move(waiting));
 }
 
-void Engine::cut_version(const std::string& tenant, const DocumentStore::Lease& source,
-                         const LiveTask& live) {
+DocumentSpec Engine::spec_of_version(const std::string& tenant, const LiveTask& live) const {
+  const DocumentStore::Info info = *store_.info(live.document);
   DocumentSpec spec;
   spec.tenant = tenant;
   spec.space = space(tenant);
-  spec.prefix = store_.info(live.document)->identity->prefix_ids;
-  spec.context = store_.info(live.document)->identity->context_ids;
+  spec.prefix = info.identity->prefix_ids;
+  spec.context = info.identity->context_ids;
   spec.versions = live.versions;
   spec.scores = store_.scores(live.document);
-  spec.source = source.document;
-  if (!source.version.full) {
-    spec.source_cut = version_spec(source.version);
-  }
-  submit_job(std::move(spec), live);
-}
-
-void Engine::make_version(const std::string& tenant, const RepeatPrompts& prompts,
-                          const LiveTask& live) {
-  DocumentSpec spec;
-  spec.tenant = tenant;
-  spec.space = space(tenant);
-  spec.prefix = store_.info(live.document)->identity->prefix_ids;
-  spec.context = store_.info(live.document)->identity->context_ids;
-  spec.versions = live.versions;
-  spec.scores = store_.scores(live.document);
-  spec.chunks = make_score_chunks(spec.context, prompts, options_.chunk_tokens);
-  submit_job(std::move(spec), live);
+  return spec;
 }
 
 void Engine::on_job(const Event& event) {

@@ -28,21 +28,13 @@ struct Server : TinyWorld {
     options.file_bytes_max = int64_t{64} << 20;  // no file goes to make room
   }
 
-  std::vector<TokenId> tokens(int64_t count, uint64_t seed) const {
-    Prng prng(seed);
-    std::vector<TokenId> ids;
-    for (int64_t i = 0; i < count; ++i) {
-      ids.push_back(static_cast<TokenId>(prng.below(static_cast<uint64_t>(model.config().vocab))));
-    }
-    return ids;
-  }
   DocumentRequest document(int number) const {
     DocumentRequest d;
     d.tenant = "a";
     d.listing.id = "d" + std::to_string(number);
     d.prefix = tokens(5, 1);
     d.context = tokens(80 + 7 * number, static_cast<uint64_t>(100 + number));
-    d.prompts = {tokens(5, 2), tokens(6, 3), tokens(3, 4)};
+    d.prompts = prompts();
     d.versions = {{0.5, false, 0}};
     return d;
   }

@@ -8,7 +8,6 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/prng.h"
 #include "tests/faulty_files.h"
 #include "tests/tiny_engine.h"
 
@@ -22,14 +21,6 @@ class EngineDocumentsTest : public testing::TestWithParam<const char*>, protecte
  protected:
   EngineDocumentsTest() : TinyWorld(GetParam()) {}
 
-  std::vector<TokenId> tokens(int64_t count, uint64_t seed) const {
-    Prng prng(seed);
-    std::vector<TokenId> ids;
-    for (int64_t i = 0; i < count; ++i) {
-      ids.push_back(static_cast<TokenId>(prng.below(static_cast<uint64_t>(model.config().vocab))));
-    }
-    return ids;
-  }
   DocumentRequest document(const std::string& id, int64_t length = 60, double ratio = 0.5) const {
     DocumentRequest d;
     d.tenant = "a";
@@ -40,7 +31,6 @@ class EngineDocumentsTest : public testing::TestWithParam<const char*>, protecte
     d.versions = {{ratio, false, 0}};
     return d;
   }
-  RepeatPrompts prompts() const { return {tokens(5, 2), tokens(6, 3), tokens(3, 4)}; }
   GenerateRequest question(const std::string& id,
                            std::optional<double> ratio = std::nullopt) const {
     GenerateRequest r;
@@ -368,12 +358,7 @@ TEST_P(EngineDocumentsTest, AFolderThatFailsCostsOnlyTheFiles) {
   expect_clean(*e);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, EngineDocumentsTest, testing::Values("llama-gqa3", "gemma3-plain"),
-                         [](const auto& param) {
-                           std::string name = param.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Models, EngineDocumentsTest, tiny_models(), tiny_model_name);
 
 }  // namespace
 }  // namespace pagezip

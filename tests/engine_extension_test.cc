@@ -7,7 +7,6 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/prng.h"
 #include "tests/tiny_engine.h"
 
 namespace pagezip {
@@ -23,21 +22,13 @@ class EngineExtensionTest : public testing::TestWithParam<const char*>, protecte
   static constexpr int64_t kFirst = 48;  // tokens of the text, and behind it
   static constexpr int64_t kSecond = 21;
 
-  std::vector<TokenId> tokens(int64_t count, uint64_t seed) const {
-    Prng prng(seed);
-    std::vector<TokenId> ids;
-    for (int64_t i = 0; i < count; ++i) {
-      ids.push_back(static_cast<TokenId>(prng.below(static_cast<uint64_t>(model.config().vocab))));
-    }
-    return ids;
-  }
   DocumentRequest document(const std::string& id, const std::vector<TokenId>& context) const {
     DocumentRequest d;
     d.tenant = "a";
     d.listing.id = id;
     d.prefix = tokens(5, 1);
     d.context = context;
-    d.prompts = {tokens(5, 2), tokens(6, 3), tokens(3, 4)};
+    d.prompts = prompts();
     return d;
   }
   DocumentRequest extension(const std::string& id, const std::string& parent,
@@ -208,12 +199,7 @@ TEST_P(EngineExtensionTest, HasNoFile) {
   expect_clean(*e);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, EngineExtensionTest, testing::Values("llama-gqa3", "gemma3-plain"),
-                         [](const auto& param) {
-                           std::string name = param.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Models, EngineExtensionTest, tiny_models(), tiny_model_name);
 
 }  // namespace
 }  // namespace pagezip

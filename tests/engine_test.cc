@@ -183,12 +183,7 @@ TEST_P(EngineTest, RunsOnItsOwnThread) {
   e->stop();
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, EngineTest, testing::Values("llama-gqa3", "gemma3-plain"),
-                         [](const auto& param) {
-                           std::string name = param.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Models, EngineTest, tiny_models(), tiny_model_name);
 
 }  // namespace
 }  // namespace pagezip

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/prng.h"
 #include "engine/engine.h"
 #include "tests/tiny_tokenizer.h"
 
@@ -25,6 +26,14 @@ inline Tokenizer tiny_tokenizer(int vocab) {
   GgufWriter writer = bpe_file(vocabulary);
   writer.add("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(end - vocabulary.tokens.begin()));
   return Tokenizer(GgufFile::from_bytes(writer.bytes(), "tiny.gguf"));
+}
+
+/// Parameters of suites: one model with global layers only, one with sliding windows too.
+inline auto tiny_models() { return testing::Values("llama-gqa3", "gemma3-plain"); }
+inline std::string tiny_model_name(const testing::TestParamInfo<const char*>& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
 }
 
 /// An empty folder of this very test, which may run beside others.
@@ -59,6 +68,16 @@ struct TinyWorld {
     return std::make_unique<Engine>(model, tokenizer, cpu_kernels(), ActivationType::kF32, threads,
                                     options, clock);
   }
+  /// Random text.
+  std::vector<TokenId> tokens(int64_t count, uint64_t seed) const {
+    Prng prng(seed);
+    std::vector<TokenId> ids;
+    for (int64_t i = 0; i < count; ++i) {
+      ids.push_back(static_cast<TokenId>(prng.below(static_cast<uint64_t>(model.config().vocab))));
+    }
+    return ids;
+  }
+  RepeatPrompts prompts() const { return {tokens(5, 2), tokens(6, 3), tokens(3, 4)}; }
   static void drive(Engine& e) {
     while (e.step()) {
     }
