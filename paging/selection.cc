@@ -40,22 +40,34 @@ class CutWalk {
   Cut cut_;
 };
 
+struct Digit {
+  int shift;
+  int bits;
+};
+constexpr std::array<Digit, 3> kDigits = {{{21, 11}, {10, 11}, {0, 10}}};
+constexpr size_t kHistogramMax = size_t{1} << 11;
+
+/// What selecting needs beside its input and output, carved from a workspace.
+struct Workspace {
+  std::span<int64_t> histogram;  // [kHistogramMax]
+  std::span<Cut> floors;         // [layers * heads]
+
+  Workspace(std::span<std::byte> memory, size_t lists)
+      : histogram(reinterpret_cast<int64_t*>(memory.data()), kHistogramMax),
+        floors(reinterpret_cast<Cut*>(histogram.data() + kHistogramMax), lists) {}
+};
+
 /// The cut that keeps `keep` of the keys which visit_keys(f) passes to f, the same on each call.
 template <typename VisitKeys>
-Cut find_cut(int64_t keep, const VisitKeys& visit_keys) {
+Cut find_cut(int64_t keep, std::span<int64_t> histogram_max, const VisitKeys& visit_keys) {
   if (keep == 0) {
     return {UINT32_MAX, 0};  // the key of a NaN: above all
   }
-  struct Digit {
-    int shift;
-    int bits;
-  };
-  constexpr std::array<Digit, 3> kDigits = {{{21, 11}, {10, 11}, {0, 10}}};
   Cut cut{0, keep};
-  std::vector<int64_t> histogram;
   for (const auto& [shift, bits] : kDigits) {
     const int settled = shift + bits;  // bits from here up are known: those of cut.key
-    histogram.assign(size_t{1} << bits, 0);
+    const std::span<int64_t> histogram = histogram_max.first(size_t{1} << bits);
+    std::fill(histogram.begin(), histogram.end(), 0);
     visit_keys([&, known = uint64_t{cut.key} >> settled, low = shift](uint32_t key) {
       if (uint64_t{key} >> settled == known) {
         ++histogram[(key >> low) & (histogram.size() - 1)];
@@ -72,41 +84,41 @@ Cut find_cut(int64_t keep, const VisitKeys& visit_keys) {
   return cut;
 }
 
-std::optional<BadScore> find_bad_score(const ScoreSet& scores) {
-  const auto bad = std::find_if(scores.scores.begin(), scores.scores.end(),
-                                [](float score) { return !std::isfinite(score); });
-  if (bad == scores.scores.end()) {
-    return std::nullopt;
+std::optional<BadScore> find_bad_score(const ScoreView& scores) {
+  for (int layer = 0; layer < scores.layers; ++layer) {
+    for (int head = 0; head < scores.heads; ++head) {
+      const std::span<const float> list = scores.list(layer, head);
+      const auto bad =
+          std::find_if(list.begin(), list.end(), [](float score) { return !std::isfinite(score); });
+      if (bad != list.end()) {
+        return BadScore{layer, head, bad - list.begin(), *bad};
+      }
+    }
   }
-  const int64_t index = bad - scores.scores.begin();
-  const int64_t list = index / scores.tokens;
-  return BadScore{static_cast<int>(list / scores.heads), static_cast<int>(list % scores.heads),
-                  index % scores.tokens, *bad};
+  return std::nullopt;
 }
 
-std::span<const float> scores_of_list(const ScoreSet& scores, size_t list) {
-  const auto tokens = static_cast<size_t>(scores.tokens);
-  return std::span(scores.scores).subspan(list * tokens, tokens);
+std::span<const float> scores_of_list(const ScoreView& scores, size_t list) {
+  const auto heads = static_cast<size_t>(scores.heads);
+  return scores.list(static_cast<int>(list / heads), static_cast<int>(list % heads));
 }
 
 /// The cut of each (layer, head) alone.
-std::vector<Cut> find_floors(const ScoreSet& scores, size_t lists, int64_t keep_per_list) {
-  std::vector<Cut> floors(lists);
-  for (size_t list = 0; list < lists; ++list) {
-    floors[list] = find_cut(keep_per_list, [&](const auto& visit) {
+void find_floors(const ScoreView& scores, int64_t keep_per_list, const Workspace& workspace) {
+  for (size_t list = 0; list < workspace.floors.size(); ++list) {
+    workspace.floors[list] = find_cut(keep_per_list, workspace.histogram, [&](const auto& visit) {
       for (float score : scores_of_list(scores, list)) {
         visit(order_key(score));
       }
     });
   }
-  return floors;
 }
 
 /// The cut through all pairs that their list's floor doesn't keep already.
-Cut find_global_cut(const ScoreSet& scores, const std::vector<Cut>& floors, int64_t keep) {
-  return find_cut(keep, [&](const auto& visit) {
-    for (size_t list = 0; list < floors.size(); ++list) {
-      CutWalk floor(floors[list]);
+Cut find_global_cut(const ScoreView& scores, int64_t keep, const Workspace& workspace) {
+  return find_cut(keep, workspace.histogram, [&](const auto& visit) {
+    for (size_t list = 0; list < workspace.floors.size(); ++list) {
+      CutWalk floor(workspace.floors[list]);
       for (float score : scores_of_list(scores, list)) {
         const uint32_t key = order_key(score);
         if (!floor.keeps(key)) {
@@ -117,25 +129,22 @@ Cut find_global_cut(const ScoreSet& scores, const std::vector<Cut>& floors, int6
   });
 }
 
-KeptSets emit(const ScoreSet& scores, const std::vector<Cut>& floors, Cut cut, int64_t count) {
-  KeptSets kept{scores.layers, scores.heads, {0}, {}};
-  kept.first.reserve(floors.size() + 1);
-  kept.pairs.reserve(static_cast<size_t>(count));
+void emit(const ScoreView& scores, std::span<const Cut> floors, Cut cut, const KeptSpans& kept) {
   CutWalk rest(cut);
+  size_t count = 0;
+  kept.first[0] = 0;
   for (size_t list = 0; list < floors.size(); ++list) {
     CutWalk floor(floors[list]);
     uint32_t position = 0;
     for (float score : scores_of_list(scores, list)) {
       const uint32_t key = order_key(score);
       if (floor.keeps(key) || rest.keeps(key)) {
-        kept.pairs.push_back(position);
+        kept.pairs[count++] = position;
       }
       ++position;
     }
-    kept.first.push_back(kept.pairs.size());
+    kept.first[list + 1] = count;
   }
-  CHECK_EQ(kept.count(), count);
-  return kept;
 }
 
 }  // namespace
@@ -161,21 +170,49 @@ int64_t keep_count(int64_t pairs, double keep_ratio) {
   return static_cast<int64_t>(static_cast<double>(pairs) * keep_ratio);
 }
 
-Selection select_global(const ScoreSet& scores, int64_t keep, int64_t min_per_head) {
-  CHECK_EQ(static_cast<int64_t>(scores.scores.size()), scores.pairs());
+int64_t selected_pairs(const ScoreView& scores, int64_t keep, int64_t min_per_head) {
+  return std::max(keep, std::min(min_per_head, scores.tokens) * scores.lists());
+}
+
+size_t select_workspace_bytes(int64_t lists) {
+  return kHistogramMax * sizeof(int64_t) + static_cast<size_t>(lists) * sizeof(Cut);
+}
+
+std::optional<BadScore> select_global(const ScoreView& scores, int64_t keep, int64_t min_per_head,
+                                      std::span<std::byte> workspace, const KeptSpans& kept) {
   CHECK_LE(scores.tokens, int64_t{UINT32_MAX});
   CHECK_GE(keep, 0);
   CHECK_LE(keep, scores.pairs());
   CHECK_GE(min_per_head, 0);
+  CHECK_GE(workspace.size(), select_workspace_bytes(scores.lists()));
+  const auto lists = static_cast<size_t>(scores.lists());
+  const auto count = static_cast<size_t>(selected_pairs(scores, keep, min_per_head));
+  CHECK_EQ(kept.first.size(), lists + 1);
+  CHECK_EQ(kept.pairs.size(), count);
   if (const std::optional<BadScore> bad = find_bad_score(scores)) {
+    return bad;
+  }
+  const Workspace memory(workspace, lists);
+  const int64_t floor = std::min(min_per_head, scores.tokens);
+  find_floors(scores, floor, memory);
+  const Cut cut =
+      find_global_cut(scores, static_cast<int64_t>(count) - floor * scores.lists(), memory);
+  emit(scores, memory.floors, cut, kept);
+  CHECK_EQ(kept.first.back(), count);
+  return std::nullopt;
+}
+
+Selection select_global(const ScoreSet& scores, int64_t keep, int64_t min_per_head) {
+  CHECK_EQ(static_cast<int64_t>(scores.scores.size()), scores.pairs());
+  const ScoreView view = scores.view();
+  std::vector<std::byte> workspace(select_workspace_bytes(view.lists()));
+  KeptSets kept{scores.layers, scores.heads, {}, {}};
+  kept.first.resize(static_cast<size_t>(view.lists()) + 1);
+  kept.pairs.resize(static_cast<size_t>(selected_pairs(view, keep, min_per_head)));
+  if (auto bad = select_global(view, keep, min_per_head, workspace, {kept.first, kept.pairs})) {
     return *bad;
   }
-  const int64_t lists = int64_t{scores.layers} * scores.heads;
-  const int64_t floor = std::min(min_per_head, scores.tokens);
-  const int64_t rest = std::max<int64_t>(keep - floor * lists, 0);
-  const std::vector<Cut> floors = find_floors(scores, static_cast<size_t>(lists), floor);
-  const Cut cut = find_global_cut(scores, floors, rest);
-  return emit(scores, floors, cut, floor * lists + rest);
+  return kept;
 }
 
 Selection select_uniform(const ScoreSet& scores, double keep_ratio) {

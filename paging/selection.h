@@ -8,13 +8,32 @@
 // Any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
 #include <vector>
 
 namespace pagezip {
+
+/// Scores wherever they lie: those of (layer, head) begin at data + layer * layer_stride + head *
+/// head_stride.
+struct ScoreView {
+  int layers = 0;
+  int heads = 0;
+  int64_t tokens = 0;
+  const float* data = nullptr;
+  int64_t layer_stride = 0;  // in floats
+  int64_t head_stride = 0;
+
+  int64_t lists() const { return int64_t{layers} * heads; }
+  int64_t pairs() const { return lists() * tokens; }
+  std::span<const float> list(int layer, int head) const {
+    return {data + layer * layer_stride + head * head_stride, static_cast<size_t>(tokens)};
+  }
+};
 
 /// How important each of a document's own pairs is. Natural logarithms; only their order matters
 /// here. `tokens` doesn't count the system prefix.
@@ -25,6 +44,7 @@ struct ScoreSet {
   std::vector<float> scores;  // [layers, heads, tokens]
 
   int64_t pairs() const { return int64_t{layers} * heads * tokens; }
+  ScoreView view() const { return {layers, heads, tokens, scores.data(), heads * tokens, tokens}; }
 };
 
 /// Which pairs stay, for every (layer, head): a CSR list of token indexes, counted from the first
@@ -43,7 +63,14 @@ struct KeptSets {
   }
 };
 
-/// The first score, in the order of memory, that is NaN or infinite. The job that made it fails.
+/// The lists of a KeptSets in the caller's memory.
+struct KeptSpans {
+  std::span<uint64_t> first;  // [layers * heads + 1]
+  std::span<uint32_t> pairs;  // [selected_pairs()]
+};
+
+/// The first score, in the order (layer, head, position), that is NaN or infinite. The job that
+/// made it fails.
 struct BadScore {
   int layer = 0;
   int head = 0;
@@ -76,6 +103,13 @@ int64_t keep_count(int64_t pairs, double keep_ratio);
 /// result's count() is what was kept. REQUIRES: 0 <= keep <= scores.pairs(), min_per_head >= 0.
 /// O(pairs): a radix select on histograms of 11, 11 and 10 bits, then one pass that emits.
 Selection select_global(const ScoreSet& scores, int64_t keep, int64_t min_per_head);
+
+/// The same without any allocation: max(keep, what the floors take) pairs into `kept`. REQUIRES:
+/// the workspace is aligned to 8 bytes and has select_workspace_bytes(layers * heads).
+std::optional<BadScore> select_global(const ScoreView& scores, int64_t keep, int64_t min_per_head,
+                                      std::span<std::byte> workspace, const KeptSpans& kept);
+int64_t selected_pairs(const ScoreView& scores, int64_t keep, int64_t min_per_head);
+size_t select_workspace_bytes(int64_t lists);
 
 /// Keeps the best keep_count(tokens, keep_ratio) pairs of every (layer, head).
 Selection select_uniform(const ScoreSet& scores, double keep_ratio);
