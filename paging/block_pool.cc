@@ -21,6 +21,24 @@ namespace {
 
 constexpr uint8_t kFreedByte = 0xff;  // NaN in every KV type
 
+void check_size(const KvGeometry& geometry, int64_t blocks) {
+  CHECK_GT(blocks, 0);
+  CHECK_GT(geometry.block_bytes(), 0);
+  CHECK_LT(blocks, (int64_t{1} << 32) / geometry.pages_per_block());
+}
+
+std::byte* map_arena(const KvGeometry& geometry, int64_t blocks) {
+  check_size(geometry, blocks);
+  const auto size = static_cast<size_t>(blocks * geometry.block_bytes());
+  void* arena = mmap(nullptr, size, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (arena == MAP_FAILED) {
+    throw Error(ErrorKind::kOutOfMemory,
+                "cannot map " + std::to_string(size) + " bytes for the KV cache");
+  }
+  return static_cast<std::byte*>(arena);
+}
+
 }  // namespace
 
 BlockReservation::BlockReservation(BlockReservation&& other) noexcept
@@ -151,24 +169,27 @@ void BlockList::release(int64_t first, int64_t last) {
   }
 }
 
-BlockPool::BlockPool(const KvGeometry& geometry, int64_t blocks) : geometry_(geometry) {
-  CHECK_GT(blocks, 0);
-  CHECK_GT(geometry.block_bytes(), 0);
-  CHECK_LT(blocks, (int64_t{1} << 32) / geometry.pages_per_block());
-  refs_.assign(static_cast<size_t>(blocks), 0);
-  free_.resize(static_cast<size_t>(blocks));
+BlockPool::BlockPool(const KvGeometry& geometry, int64_t blocks)
+    : BlockPool(geometry, {map_arena(geometry, blocks), blocks}, true) {}
+
+BlockPool::BlockPool(const KvGeometry& geometry, const BlockArena& arena)
+    : BlockPool(geometry, arena, false) {}
+
+BlockPool::BlockPool(const KvGeometry& geometry, const BlockArena& arena, bool owns_arena)
+    : geometry_(geometry), base_(arena.base), owns_arena_(owns_arena), source_(arena.source) {
+  check_size(geometry, arena.blocks);
+  CHECK_EQ(reinterpret_cast<uintptr_t>(base_) % PageLayout::kUnit, 0u);
+  refs_.assign(static_cast<size_t>(arena.blocks), 0);
+  if (source_ != nullptr) {
+    is_held_.assign(refs_.size(), false);
+    return;
+  }
+  held_ = arena.blocks;
+  free_.resize(refs_.size());
   for (size_t i = 0; i < free_.size(); ++i) {
     free_[i] = static_cast<uint32_t>(free_.size() - 1 - i);  // block 0 is taken first
   }
-  const auto size = static_cast<size_t>(bytes());
-  void* arena = mmap(nullptr, size, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (arena == MAP_FAILED) {
-    throw Error(ErrorKind::kOutOfMemory,
-                "cannot map " + std::to_string(size) + " bytes for the KV cache");
-  }
-  base_ = static_cast<std::byte*>(arena);
-  ASAN_POISON_MEMORY_REGION(base_, size);
+  ASAN_POISON_MEMORY_REGION(base_, static_cast<size_t>(bytes()));
 }
 
 BlockPool::~BlockPool() {
@@ -176,16 +197,50 @@ BlockPool::~BlockPool() {
   CHECK_EQ(reserved_, 0);
   const auto size = static_cast<size_t>(bytes());
   ASAN_UNPOISON_MEMORY_REGION(base_, size);
-  munmap(base_, size);
+  if (owns_arena_) {
+    munmap(base_, size);
+  }
 }
 
 std::optional<BlockReservation> BlockPool::reserve(int64_t blocks) {
   CHECK_GE(blocks, 0);
-  if (blocks > blocks_available()) {
+  if (blocks > blocks_available() && !take_from_source(blocks - blocks_available())) {
     return std::nullopt;
   }
   reserved_ += blocks;
   return BlockReservation(*this, blocks);
+}
+
+bool BlockPool::take_from_source(int64_t blocks) {
+  if (source_ == nullptr || blocks > blocks_total() - held_) {
+    return false;
+  }
+  std::vector<uint32_t> ids(static_cast<size_t>(blocks));
+  free_.reserve(free_.size() + ids.size());
+  if (!source_->take(ids)) {
+    return false;
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= refs_.size() || is_held_[ids[i]]) {
+      for (size_t j = 0; j < i; ++j) {
+        is_held_[ids[j]] = false;
+      }
+      throw Error(ErrorKind::kUsage, "the block source handed out block " + std::to_string(ids[i]) +
+                                         ", which is outside of the arena or in use");
+    }
+    is_held_[ids[i]] = true;
+  }
+  free_.insert(free_.end(), ids.rbegin(), ids.rend());  // taken in the order of the source
+  held_ += blocks;
+  return true;
+}
+
+void BlockPool::give_to_source(std::span<const uint32_t> ids) {
+  for (uint32_t id : ids) {
+    is_held_[id] = false;
+  }
+  held_ -= static_cast<int64_t>(ids.size());
+  source_->give_back(ids);
 }
 
 BlockRef BlockPool::take(BlockReservation& reservation) {
@@ -213,6 +268,10 @@ void BlockPool::unpin(BlockId id) {
   if (--refs_[id.value] > 0) {
     return;
   }
+  if (source_ != nullptr) {
+    give_to_source({&id.value, 1});
+    return;
+  }
   free_.push_back(id.value);
   if constexpr (kPoisonsFreed) {
     const auto size = static_cast<size_t>(geometry_.block_bytes());
@@ -224,6 +283,11 @@ void BlockPool::unpin(BlockId id) {
 void BlockPool::give_back(int64_t blocks) {
   reserved_ -= blocks;
   CHECK_GE(reserved_, 0);
+  if (source_ != nullptr) {
+    const auto first = free_.end() - blocks;
+    give_to_source({first, free_.end()});
+    free_.erase(first, free_.end());
+  }
 }
 
 std::string BlockPool::audit() const {
@@ -242,8 +306,10 @@ std::string BlockPool::audit() const {
     is_free[id] = true;
   }
   for (size_t id = 0; id < refs_.size(); ++id) {
-    if (refs_[id] == 0 && !is_free[id]) {
-      return "block " + std::to_string(id) + " is lost: not free and not pinned";
+    const bool held = source_ == nullptr || is_held_[id];
+    if (held != (refs_[id] > 0 || is_free[id])) {
+      return "block " + std::to_string(id) +
+             (held ? " is lost: not free and not pinned" : " is the source's, and in use here");
     }
   }
   if (reserved_ < 0 || reserved_ > blocks_free()) {

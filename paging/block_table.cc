@@ -32,7 +32,6 @@ std::vector<KvGroup> make_kv_groups(const std::vector<bool>& is_global, int wind
 Segment uniform_segment(const BlockPool& pool, const BlockRun& run, int64_t first_position) {
   const KvGeometry& geometry = pool.geometry();
   const auto page_units = static_cast<uint64_t>(geometry.page.page_bytes() / PageLayout::kUnit);
-  const auto heads = static_cast<uint64_t>(geometry.kv_heads);
   Segment segment;
   segment.base = pool.base();
   segment.ids = run.blocks.ids();
@@ -40,8 +39,8 @@ Segment uniform_segment(const BlockPool& pool, const BlockRun& run, int64_t firs
   segment.first_page = run.first_page;
   segment.first_position = first_position;
   segment.scale = static_cast<uint64_t>(geometry.pages_per_block()) * page_units;
-  segment.layer_stride = heads * page_units;
-  segment.head_stride = page_units;
+  segment.layer_stride = static_cast<uint64_t>(geometry.layer_stride()) * page_units;
+  segment.head_stride = static_cast<uint64_t>(geometry.head_stride()) * page_units;
   segment.heads = geometry.kv_heads;
   return segment;
 }

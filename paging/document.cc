@@ -11,8 +11,10 @@
 namespace pagezip {
 namespace {
 
+// As in Segment, however a block's pages lie.
 size_t list_index(const KvGeometry& geometry, int layer, int head) {
-  return static_cast<size_t>(geometry.page_index(layer, head));
+  return static_cast<size_t>(layer) * static_cast<size_t>(geometry.kv_heads) +
+         static_cast<size_t>(head);
 }
 
 void check_kept(const KeptSets& kept, const Document& source, const KvGeometry& geometry) {
@@ -139,9 +141,12 @@ void Document::take_bag(BlockReservation& reservation) {
   }
   int64_t bag_page = 0;  // the bag's pages go to the lists in order
   for (size_t list = 0; list < lengths_.size(); ++list) {
+    const auto layer = static_cast<int>(list) / geometry.kv_heads;
+    const auto head = static_cast<int>(list) % geometry.kv_heads;
     first_.push_back(static_cast<uint32_t>(pages_.size()));
     for (int64_t i = 0; i < prefix.blocks.size(); ++i) {
-      const PageId page = pool_->page_id({prefix.blocks.ids()[i]}, static_cast<int64_t>(list));
+      const PageId page =
+          pool_->page_id({prefix.blocks.ids()[i]}, geometry.page_index(layer, head));
       pages_.push_back(page.value);
     }
     const int64_t own_pairs = lengths_[list] - prefix.length;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "tests/host_arena.h"
 
 namespace pagezip {
 namespace {
@@ -44,6 +45,14 @@ TEST(KvGeometry, CountsPagesAndBytes) {
   EXPECT_EQ(geometry.pages_for(0), 0);
   EXPECT_EQ(geometry.pages_for(16), 1);
   EXPECT_EQ(geometry.pages_for(17), 2);
+}
+
+TEST(KvGeometry, HeadsMayComeFirst) {
+  KvGeometry geometry = small_geometry();
+  geometry.order = BlockOrder::kHeadMajor;
+  EXPECT_EQ(geometry.page_index(2, 0), 2);
+  EXPECT_EQ(geometry.page_index(0, 1), 3);
+  EXPECT_EQ(geometry.block_bytes(), 6 * 1024);
 }
 
 TEST_F(BlockPoolTest, StartsFreeAndZeroed) {
@@ -205,6 +214,73 @@ TEST(BlockPool, ImpossibleSizeIsAnError) {
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory);
   }
+}
+
+// ---- in the arena of a host ----
+
+TEST(HostedPool, TakesWhatItReservesAndGivesBackEachBlockAtOnce) {
+  HostArena host(small_geometry(), 8, 1);
+  BlockPool pool(small_geometry(), host.arena());
+  EXPECT_EQ(pool.blocks_total(), 8);
+  EXPECT_EQ(host.blocks_free(), 8U) << "a pool holds nothing that it doesn't need";
+  {
+    BlockReservation reservation = std::move(*pool.reserve(5));
+    EXPECT_EQ(host.blocks_free(), 3U) << "what is promised can't go to others";
+    EXPECT_EQ(pool.blocks_reserved(), 5);
+    EXPECT_FALSE(pool.reserve(4).has_value());
+    EXPECT_FALSE(pool.reserve(100).has_value());
+    BlockList list(pool);
+    list.push(pool.take(reservation));
+    list.push(pool.take(reservation));
+    EXPECT_NE(list.ids()[0], list.ids()[1]);
+    EXPECT_EQ(pool.blocks_in_use(), 2);
+    std::memset(pool.base() + list.ids()[0] * 6 * 1024, 1, 6 * 1024);
+    const BlockList shared = list.share(0, 1);
+    list.truncate(0);
+    EXPECT_EQ(pool.blocks_in_use(), 1) << "block 0 has another pin";
+    EXPECT_EQ(host.blocks_free(), 4U);
+    EXPECT_EQ(pool.audit(), "");
+  }
+  EXPECT_EQ(host.blocks_free(), 8U);
+  EXPECT_EQ(pool.blocks_in_use(), 0);
+  EXPECT_TRUE(host.intact());
+}
+
+TEST(HostedPool, DistrustsItsSource) {
+  class BadSource : public BlockSource {
+   public:
+    bool take(std::span<uint32_t> ids) override {
+      std::copy_n(next.begin(), ids.size(), ids.begin());
+      return true;
+    }
+    void give_back(std::span<const uint32_t> /*ids*/) noexcept override { ++returns; }
+    std::vector<uint32_t> next;
+    int returns = 0;
+  } source;
+  const AlignedBytes memory(static_cast<size_t>(4 * small_geometry().block_bytes()));
+  BlockPool pool(small_geometry(), BlockArena{memory.data(), 4, &source});
+  for (const std::vector<uint32_t>& bad : {std::vector<uint32_t>{1, 4}, {2, 2}}) {
+    source.next = bad;
+    EXPECT_THROW(pool.reserve(2), Error);
+    EXPECT_EQ(pool.audit(), "");
+    EXPECT_EQ(pool.blocks_reserved(), 0);
+  }
+  source.next = {1, 2};
+  const auto reservation = pool.reserve(2);
+  ASSERT_TRUE(reservation.has_value());
+  source.next = {2};
+  EXPECT_THROW(pool.reserve(1), Error);
+  EXPECT_EQ(source.returns, 0);
+}
+
+TEST(HostedPool, MayHaveTheWholeArena) {
+  const AlignedBytes memory(static_cast<size_t>(4 * small_geometry().block_bytes()));
+  BlockPool pool(small_geometry(), BlockArena{memory.data(), 4, nullptr});
+  EXPECT_EQ(pool.blocks_available(), 4);
+  BlockReservation reservation = std::move(*pool.reserve(4));
+  EXPECT_EQ(pool.base(), memory.data());
+  EXPECT_EQ(pool.take(reservation).id(), BlockId{0});
+  EXPECT_EQ(pool.blocks_reserved(), 3);
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 #include "paging/document.h"
 #include "paging/selection.h"
 #include "tests/fingerprint.h"
+#include "tests/host_arena.h"
 #include "tests/sim/seed_report.h"
 
 namespace pagezip {
@@ -33,6 +34,7 @@ struct SimOptions {
   KvGeometry geometry;
   std::vector<KvGroup> groups;
   int64_t blocks = 0;
+  bool hosted = false;  // in a pool of somebody else's
   int64_t length_max = 0;
   int steps = 0;
 
@@ -52,6 +54,8 @@ struct SimOptions {
     options.geometry.layers_per_block = static_cast<int>(options.groups[0].layers.size());
     options.length_max = prng.range(40, 160);
     options.blocks = prng.range(8, 60);
+    options.geometry.order = prng.chance(0.5) ? BlockOrder::kLayerMajor : BlockOrder::kHeadMajor;
+    options.hosted = prng.chance(0.3);
     options.steps = static_cast<int>(prng.range(20, 60));
     return options;
   }
@@ -80,7 +84,9 @@ class Simulation {
       : options_(options),
         prng_(prng),
         reached_(reached),
-        pool_(options.geometry, options.blocks) {}
+        host_(options.geometry, options.blocks, prng.next()),
+        pool_(options.hosted ? BlockPool(options.geometry, host_.arena())
+                             : BlockPool(options.geometry, options.blocks)) {}
 
   /// Returns the first violation, or "".
   std::string run() {
@@ -92,7 +98,8 @@ class Simulation {
       drop_something();
       verify_all();
     }
-    if (failure_.empty() && pool_.blocks_available() != pool_.blocks_total()) {
+    if (failure_.empty() && (pool_.blocks_in_use() != 0 || pool_.blocks_reserved() != 0 ||
+                             static_cast<int64_t>(host_.blocks_free()) != options_.blocks)) {
       fail("the pool isn't full at the end");
     }
     return failure_;
@@ -267,7 +274,7 @@ class Simulation {
     }
     builder.take_blocks(*reservation);
     audit(&builder, reservation->blocks());
-    if (prng_.chance(0.15)) {
+    if (prng_.chance(0.2)) {
       ++reached_["abandoned"];
       return;
     }
@@ -420,6 +427,7 @@ class Simulation {
       }
     }
     audit(nullptr, 0);
+    reached_["hosted"] += options_.hosted ? 1 : 0;
   }
 
   void audit(const DocumentBuilder* builder, int64_t reserved) {
@@ -437,11 +445,13 @@ class Simulation {
       builder->count_refs(pins);
     }
     fail(pool_.audit_owners(pins, reserved));
+    fail(host_.intact() ? "" : "a block of the host's was written or given back twice");
   }
 
   SimOptions options_;
   Prng& prng_;
   Reached& reached_;
+  HostArena host_;  // idle unless hosted
   BlockPool pool_;  // outlives everything below
   std::vector<SimSequence> sequences_;
   std::vector<Reader> readers_;
@@ -476,7 +486,7 @@ TEST(PagingSim, Swarm) {
   }
   for (const char* path : {"refused", "adopted", "truncated", "window_dropped",
                            "continued_behind_document", "compressed", "abandoned", "partial_prefix",
-                           "empty_head", "outlived_full_version", "questions"}) {
+                           "empty_head", "outlived_full_version", "questions", "hosted"}) {
     EXPECT_GT(reached[path], 50) << path;
   }
 }
