@@ -53,7 +53,7 @@ scripts/fetch_models.sh smollm2 qwen2.5 gemma3
 mkdir -p build
 
 stage "format"
-sources '*.h' '*.cc' | xargs clang-format-14 --dry-run -Werror
+sources '*.h' '*.hpp' '*.c' '*.cc' | xargs clang-format-14 --dry-run -Werror
 
 stage "build: asan"
 build asan

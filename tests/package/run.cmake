@@ -1,5 +1,5 @@
-# Installs the build, moves the result, and builds and runs programs in C and C++ against it: what a
-# user does with the package.
+# Installs the build, moves the result, and builds and runs the examples and the programs of this
+# folder against it: what a user does with the package.
 #   cmake -DBUILD=DIR -DSOURCE=DIR -DWORK=DIR -DCC=COMPILER -DCXX=COMPILER -P run.cmake
 function(run)
   execute_process(COMMAND ${ARGV} COMMAND_ERROR_IS_FATAL ANY)
@@ -10,7 +10,7 @@ run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/installed)
 # A package that knows the place where it was installed doesn't survive this.
 file(RENAME ${WORK}/installed ${WORK}/moved)
 
-foreach(project IN ITEMS tests/package)
+foreach(project IN ITEMS examples tests/package)
   set(build ${WORK}/${project})
   run(${CMAKE_COMMAND} -S ${SOURCE}/${project} -B ${build} -G Ninja -DCMAKE_BUILD_TYPE=Release
       -DCMAKE_PREFIX_PATH=${WORK}/moved -DCMAKE_C_COMPILER=${CC} -DCMAKE_CXX_COMPILER=${CXX})
