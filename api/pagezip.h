@@ -2,7 +2,7 @@
 //
 //   kernels    score, select, compact, attend, merge on your pages
 //   documents  compressed documents in your arena, of blocks that your allocator hands out
-//   engine     the whole: models, documents, requests, streams: C++ only so far
+//   engine     the whole: models, documents, requests, streams (pagezip_engine.h)
 //
 // docs/EMBEDDING.md says which to take; examples/ has a program for each. Link libpagezip.so, which
 // exports what stands here and nothing else. pagezip.hpp has owners and exceptions for C++.
@@ -10,10 +10,9 @@
 // Conventions
 // - Functions that can fail return a pagezip_status. What went wrong is text: pagezip_last_error().
 //   No C++ exception leaves the library. Output parameters are written only with PAGEZIP_OK.
-// - Structs begin with their size, so that they can grow: `pagezip_x x = {.size = sizeof x}` and
-// then the
-//   fields. A library that is older than the header refuses fields that it doesn't know unless they
-//   are 0; fields that a newer library has and you don't know are 0.
+// - Structs begin with their size, so that they can grow: `pagezip_x x = {.size = sizeof x}`, then
+//   the fields. A library that is older than the header refuses fields that it doesn't know unless
+//   they are 0; fields that a newer library has and you don't know are 0.
 // - What you pass is borrowed for the call, unless said otherwise. What you get lives as long as
 //   the handle that it came from.
 // - Numbers and pointers are checked as far as that is possible without touching pages; the

@@ -12,8 +12,10 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <vector>
 
-#include "pagezip.h"
+#include "pagezip_engine.h"
 
 namespace pagezip::embed {
 
@@ -130,6 +132,104 @@ class Document : public Handle<pagezip_document, pagezip_document_drop> {
     pagezip_document* document = nullptr;
     check(pagezip_document_create(pool.get(), &spec, &document));
     return document;
+  }
+};
+
+class Model : public Handle<pagezip_model, pagezip_model_close> {
+ public:
+  explicit Model(const std::string& path, const pagezip_model_options* options = nullptr)
+      : Handle(open(path, options)) {}
+  pagezip_model_info info() const {
+    auto info = sized<pagezip_model_info>();
+    check(pagezip_model_get_info(get(), &info));
+    return info;
+  }
+  std::vector<int32_t> tokenize(std::string_view text) const {
+    // No text has more tokens than bytes.
+    std::vector<int32_t> ids(text.size());
+    size_t count = 0;
+    check(pagezip_model_tokenize(get(), text.data(), text.size(), ids.data(), ids.size(), &count));
+    ids.resize(count);
+    return ids;
+  }
+
+ private:
+  static pagezip_model* open(const std::string& path, const pagezip_model_options* options) {
+    pagezip_model* model = nullptr;
+    check(pagezip_model_open(path.c_str(), options, &model));
+    return model;
+  }
+};
+
+/// A document being made.
+class Task : public Handle<pagezip_task, pagezip_task_free> {
+ public:
+  pagezip_task_status wait(int64_t timeout_ms) {
+    auto status = sized<pagezip_task_status>();
+    check(pagezip_task_wait(get(), timeout_ms, &status));
+    return status;
+  }
+  void cancel() { pagezip_task_cancel(get()); }
+
+ private:
+  friend class Engine;
+  explicit Task(pagezip_task* task) : Handle(task) {}
+};
+
+/// The output of a request. Cancels the request if it is destroyed before its end.
+class Stream : public Handle<pagezip_stream, pagezip_stream_free> {
+ public:
+  pagezip_event next(int64_t timeout_ms) {
+    auto event = sized<pagezip_event>();
+    check(pagezip_stream_next(get(), timeout_ms, &event));
+    return event;
+  }
+  pagezip_usage usage() const {
+    auto usage = sized<pagezip_usage>();
+    check(pagezip_stream_get_usage(get(), &usage));
+    return usage;
+  }
+  void cancel() { pagezip_stream_cancel(get()); }
+
+ private:
+  friend class Engine;
+  explicit Stream(pagezip_stream* stream) : Handle(stream) {}
+};
+
+class Engine : public Handle<pagezip_engine, pagezip_engine_destroy> {
+ public:
+  Engine(const Model& model, const pagezip_engine_options& options)
+      : Handle(create(model, options)) {}
+  Task compress(const pagezip_compress_request& request) {
+    pagezip_task* task = nullptr;
+    check(pagezip_engine_compress(get(), &request, &task));
+    return Task(task);
+  }
+  Stream submit(const pagezip_generate_request& request) {
+    pagezip_stream* stream = nullptr;
+    check(pagezip_engine_submit(get(), &request, &stream));
+    return Stream(stream);
+  }
+  void drop_document(const std::string& tenant, const std::string& id) {
+    check(pagezip_engine_drop_document(get(), tenant.c_str(), id.c_str()));
+  }
+  /// Only if driven. False if there was nothing to do.
+  bool step() {
+    int32_t worked = 0;
+    check(pagezip_engine_step(get(), &worked));
+    return worked != 0;
+  }
+  pagezip_stats stats() {
+    auto stats = sized<pagezip_stats>();
+    check(pagezip_engine_get_stats(get(), &stats));
+    return stats;
+  }
+
+ private:
+  static pagezip_engine* create(const Model& model, const pagezip_engine_options& options) {
+    pagezip_engine* engine = nullptr;
+    check(pagezip_engine_create(model.get(), &options, &engine));
+    return engine;
   }
 };
 

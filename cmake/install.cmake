@@ -4,7 +4,8 @@
 include(CMakePackageConfigHelpers)
 
 install(TARGETS pagezip_c EXPORT pagezipTargets)
-install(FILES api/pagezip.h api/pagezip.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES api/pagezip.h api/pagezip.hpp api/pagezip_engine.h
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 
 set(CPP_LIBRARIES base kernels paging scheduler engine)
 foreach(library IN LISTS CPP_LIBRARIES)

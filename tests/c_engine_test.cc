@@ -1,0 +1,293 @@
+// Tier 3 of the C ABI, on a tiny model: what goes in and comes out through plain structs, and
+// handles that are freed in any order.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "api/pagezip_engine.h"
+#include "tests/cli_tests/tiny_model.h"
+
+namespace pagezip {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int64_t kLong = 60'000;  // ms
+
+template <typename T>
+T sized() {
+  T made{};
+  made.size = sizeof made;
+  return made;
+}
+
+class CEngine : public ::testing::Test {
+ protected:
+  CEngine() {
+    const std::string path = ::testing::TempDir() + "c_engine_test.gguf";
+    TinyModel().writer().write(path);
+    EXPECT_EQ(pagezip_model_open(path.c_str(), nullptr, &model_), PAGEZIP_OK)
+        << pagezip_last_error();
+    std::remove(path.c_str());
+    options_.pool_bytes = 8 << 20;
+    options_.context_max = 2000;
+    options_.threads = 1;
+  }
+  ~CEngine() override {
+    pagezip_engine_destroy(engine_);
+    pagezip_model_close(model_);
+  }
+
+  void start() {
+    ASSERT_EQ(pagezip_engine_create(model_, &options_, &engine_), PAGEZIP_OK)
+        << pagezip_last_error();
+  }
+  pagezip_task* compress(const char* id, std::vector<double> ratios) {
+    auto request = sized<pagezip_compress_request>();
+    request.tenant = "a";
+    request.id = id;
+    request.text = text_.data();
+    request.text_bytes = text_.size();
+    request.keep_ratios = ratios.data();
+    request.keep_ratio_count = ratios.size();
+    pagezip_task* task = nullptr;
+    EXPECT_EQ(pagezip_engine_compress(engine_, &request, &task), PAGEZIP_OK)
+        << pagezip_last_error();
+    return task;
+  }
+  static pagezip_task_status wait(pagezip_task* task) {
+    auto status = sized<pagezip_task_status>();
+    EXPECT_EQ(pagezip_task_wait(task, kLong, &status), PAGEZIP_OK) << pagezip_last_error();
+    return status;
+  }
+  static pagezip_generate_request request(const char* text) {
+    auto request = sized<pagezip_generate_request>();
+    request.tenant = "a";
+    request.text = text;
+    request.text_bytes = std::string(text).size();
+    request.output_max = 6;
+    request.ignore_end = 1;
+    return request;
+  }
+  pagezip_stream* submit(const pagezip_generate_request& request) {
+    pagezip_stream* stream = nullptr;
+    EXPECT_EQ(pagezip_engine_submit(engine_, &request, &stream), PAGEZIP_OK)
+        << pagezip_last_error();
+    return stream;
+  }
+  struct Output {
+    std::vector<std::vector<int32_t>> tokens;  // of each choice
+    std::vector<pagezip_finish> finish;
+    std::string refusal;
+    bool has_logprobs = false;
+    pagezip_usage usage = sized<pagezip_usage>();
+  };
+  static Output read(pagezip_stream* stream, uint32_t choices = 1) {
+    Output output;
+    output.tokens.resize(choices);
+    output.finish.resize(choices);
+    for (auto event = sized<pagezip_event>();;) {
+      EXPECT_EQ(pagezip_stream_next(stream, kLong, &event), PAGEZIP_OK) << pagezip_last_error();
+      EXPECT_EQ(std::string(event.text).size(), event.text_bytes);
+      if (event.kind == PAGEZIP_EVENT_TOKEN) {
+        output.tokens[event.choice].push_back(event.token);
+        output.has_logprobs = output.has_logprobs || event.logprob < 0;
+      } else if (event.kind == PAGEZIP_EVENT_FINISHED) {
+        output.finish[event.choice] = event.finish;
+      } else if (event.kind == PAGEZIP_EVENT_REFUSED) {
+        output.refusal = event.text;
+      } else {
+        EXPECT_EQ(event.kind, PAGEZIP_EVENT_CLOSED);
+        EXPECT_EQ(pagezip_stream_get_usage(stream, &output.usage), PAGEZIP_OK);
+        pagezip_stream_free(stream);
+        return output;
+      }
+    }
+  }
+
+  pagezip_model* model_ = nullptr;
+  pagezip_engine_options options_ = sized<pagezip_engine_options>();
+  pagezip_engine* engine_ = nullptr;
+  std::string text_ = "one two three abc abc 123 four five six seven abc 321 two one";
+};
+
+TEST_F(CEngine, TellsAboutTheModel) {
+  auto info = sized<pagezip_model_info>();
+  ASSERT_EQ(pagezip_model_get_info(model_, &info), PAGEZIP_OK);
+  EXPECT_EQ(info.layers, 2);
+  EXPECT_EQ(info.kv_heads, 1);
+  EXPECT_EQ(info.head_dim, 32);
+  EXPECT_NE(info.identity[0], 0U);
+  int32_t ids[100] = {};
+  size_t count = 0;
+  ASSERT_EQ(pagezip_model_tokenize(model_, "abc abc", 7, ids, 100, &count), PAGEZIP_OK);
+  ASSERT_GT(count, 1U);
+  size_t again = 0;
+  int32_t first = -1;
+  ASSERT_EQ(pagezip_model_tokenize(model_, "abc abc", 7, &first, 1, &again), PAGEZIP_OK);
+  EXPECT_EQ(again, count);
+  EXPECT_EQ(first, ids[0]);
+}
+
+TEST_F(CEngine, MakesADocumentAndAnswersOnIt) {
+  start();
+  pagezip_task* task = compress("doc", {0.5, 0.9});
+  const pagezip_task_status status = wait(task);
+  EXPECT_EQ(status.state, PAGEZIP_TASK_DONE) << status.error;
+  EXPECT_GT(status.full_bytes, 0);
+  EXPECT_GT(status.bytes, 0);
+  pagezip_task_free(task);
+
+  auto question = request("Who?");
+  question.document = "doc";
+  const Output answer = read(submit(question));
+  EXPECT_EQ(answer.tokens[0].size(), 6U);
+  EXPECT_EQ(answer.finish[0], PAGEZIP_FINISH_LENGTH);
+  EXPECT_EQ(answer.usage.keep_ratio, 0.5);
+  EXPECT_GT(answer.usage.document_tokens, 10);
+  EXPECT_EQ(read(submit(question)).tokens, answer.tokens);
+  question.keep_ratio = 1;
+  EXPECT_EQ(read(submit(question)).usage.keep_ratio, 0.9);
+  question.tenant = "b";
+  EXPECT_THAT(read(submit(question)).refusal, HasSubstr("doc")) << "another tenant's";
+  ASSERT_EQ(pagezip_engine_drop_document(engine_, "a", "doc"), PAGEZIP_OK);
+  question.tenant = "a";
+  EXPECT_THAT(read(submit(question)).refusal, HasSubstr("doc"));
+
+  auto stats = sized<pagezip_stats>();
+  ASSERT_EQ(pagezip_engine_get_stats(engine_, &stats), PAGEZIP_OK);
+  EXPECT_GT(stats.score_rows, 0);
+  EXPECT_GT(stats.document_rows, 0);
+  EXPECT_GT(stats.decode_rows, 10);
+}
+
+TEST_F(CEngine, ChoicesSamplingStopsAndLogprobs) {
+  start();
+  auto several = request("abc");
+  several.choices = 3;
+  several.temperature = 1;
+  several.seed = 5;
+  several.logprobs = 1;
+  const Output sampled = read(submit(several), 3);
+  for (const std::vector<int32_t>& tokens : sampled.tokens) {
+    EXPECT_EQ(tokens.size(), 6U);
+  }
+  EXPECT_NE(sampled.tokens[0], sampled.tokens[1]);
+  EXPECT_TRUE(sampled.has_logprobs);
+  several.choices = 1;
+  EXPECT_EQ(read(submit(several)).tokens[0], sampled.tokens[0]) << "choice k has seed + k";
+
+  auto tokens = request("");
+  tokens.text_bytes = 0;
+  const int32_t ids[] = {1, 2, 3};
+  tokens.tokens = ids;
+  tokens.token_count = 3;
+  EXPECT_EQ(read(submit(tokens)).usage.prompt_tokens, 3);
+  const char* stops[] = {""};
+  tokens.stops = stops;
+  tokens.stop_count = 1;
+  pagezip_stream* stream = nullptr;
+  EXPECT_EQ(pagezip_engine_submit(engine_, &tokens, &stream), PAGEZIP_INVALID);
+}
+
+TEST_F(CEngine, HandlesMayBeFreedInAnyOrder) {
+  start();
+  auto endless = request("abc");
+  endless.output_max = 1500;
+  pagezip_stream* cancelled = submit(endless);
+  pagezip_stream* left = submit(endless);
+  pagezip_stream_free(submit(endless));
+  pagezip_task* task = compress("doc", {0.5});
+  pagezip_task_free(compress("doc2", {0.5}));
+  pagezip_stream_cancel(cancelled);
+  EXPECT_EQ(read(cancelled).finish[0], PAGEZIP_FINISH_CANCELLED);
+  pagezip_model_close(model_);
+  model_ = nullptr;
+  pagezip_engine_destroy(engine_);
+  engine_ = nullptr;
+  EXPECT_EQ(read(left).finish[0], PAGEZIP_FINISH_CANCELLED);
+  EXPECT_NE(wait(task).state, PAGEZIP_TASK_WORKING);
+  pagezip_task_cancel(task);
+  pagezip_task_free(task);
+}
+
+TEST_F(CEngine, MayBeDrivenByItsHost) {
+  options_.driven = 1;
+  start();
+  pagezip_stream* stream = submit(request("abc"));
+  auto event = sized<pagezip_event>();
+  ASSERT_EQ(pagezip_stream_next(stream, 0, &event), PAGEZIP_OK);
+  EXPECT_EQ(event.kind, PAGEZIP_EVENT_NONE);
+  int32_t worked = 1;
+  while (worked != 0) {
+    ASSERT_EQ(pagezip_engine_step(engine_, &worked), PAGEZIP_OK);
+  }
+  EXPECT_EQ(read(stream).tokens[0].size(), 6U);
+}
+
+TEST_F(CEngine, RefusesWhatCantBe) {
+  pagezip_model* none = nullptr;
+  EXPECT_EQ(pagezip_model_open("/nowhere.gguf", nullptr, &none), PAGEZIP_BAD_FILE);
+  EXPECT_THAT(pagezip_last_error(), HasSubstr("nowhere"));
+  EXPECT_EQ(pagezip_model_open(nullptr, nullptr, &none), PAGEZIP_INVALID);
+  const auto refuses_options = [&](auto change) {
+    pagezip_engine_options options = options_;
+    change(options);
+    pagezip_engine* engine = nullptr;
+    EXPECT_EQ(pagezip_engine_create(model_, &options, &engine), PAGEZIP_INVALID);
+  };
+  refuses_options([](auto& o) { o.pool_bytes = 100; });
+  refuses_options([](auto& o) { o.pool_bytes = INT64_MAX; });
+  refuses_options([](auto& o) { o.pool_bytes = -1; });
+  refuses_options([](auto& o) { o.page_tokens = 8; });
+  refuses_options([](auto& o) { o.context_max = 1 << 30; });
+  refuses_options([](auto& o) { o.threads = -1; });
+  start();
+  int32_t worked = 0;
+  EXPECT_EQ(pagezip_engine_step(engine_, &worked), PAGEZIP_INVALID) << "it has a thread";
+
+  auto document = sized<pagezip_compress_request>();
+  pagezip_task* task = nullptr;
+  EXPECT_EQ(pagezip_engine_compress(engine_, &document, &task), PAGEZIP_INVALID);
+  document.id = "doc";
+  EXPECT_EQ(pagezip_engine_compress(engine_, &document, &task), PAGEZIP_INVALID) << "no text";
+  document.text = "abc";
+  document.text_bytes = 3;
+  const double ratio = 2;
+  document.keep_ratios = &ratio;
+  document.keep_ratio_count = 1;
+  EXPECT_EQ(pagezip_engine_compress(engine_, &document, &task), PAGEZIP_INVALID);
+  const auto refuses = [&](auto change) {
+    auto bad = request("abc");
+    change(bad);
+    pagezip_stream* stream = nullptr;
+    EXPECT_EQ(pagezip_engine_submit(engine_, &bad, &stream), PAGEZIP_INVALID);
+    EXPECT_EQ(stream, nullptr);
+  };
+  const int32_t token = 1 << 30;
+  refuses([](auto& r) { r.output_max = 0; });
+  refuses([](auto& r) { r.temperature = -1; });
+  refuses([](auto& r) { r.keep_ratio = 2; });
+  refuses([](auto& r) { r.text = nullptr; });
+  refuses([&](auto& r) {
+    r.tokens = &token;
+    r.token_count = 1;
+  });
+  refuses([&](auto& r) {
+    r.tokens = &token;
+    r.token_count = 1;
+    r.text_bytes = 0;
+  });
+  pagezip_stream* stream = submit(request("abc"));
+  EXPECT_EQ(pagezip_stream_next(stream, -1, nullptr), PAGEZIP_INVALID);
+  auto event = sized<pagezip_event>();
+  EXPECT_EQ(pagezip_stream_next(stream, -1, &event), PAGEZIP_INVALID);
+  pagezip_stream_free(stream);
+}
+
+}  // namespace
+}  // namespace pagezip
