@@ -221,11 +221,7 @@ pagezip_document_info info_of(const pagezip_document& of) {
   pagezip_document_info info{};
   info.length = document.logical_length();
   info.prefix_length = document.prefix_length();
-  for (int layer = 0; layer < document.global_layers(); ++layer) {
-    for (int head = 0; head < document.geometry().kv_heads; ++head) {
-      info.pairs += document.retained(layer, head);
-    }
-  }
+  info.pairs = document.pairs();
   info.blocks = document.blocks_held();
   info.bytes = document.kv_bytes();
   info.tokens = of.tokens.empty() ? nullptr : of.tokens.data();

@@ -202,7 +202,7 @@ std::vector<TokenId> prompt_of(const OpenModel& model, const pagezip_generate_re
     require(c.text_bytes == 0, "a request has both text and tokens");
     return {c.tokens, c.tokens + c.token_count};
   }
-  const std::vector<TokenId> question = model.frame.question(text_of(c.text, c.text_bytes, "text"));
+  std::vector<TokenId> question = model.frame.question(text_of(c.text, c.text_bytes, "text"));
   if (c.document != nullptr) {
     return question;
   }
