@@ -303,9 +303,8 @@ void Engine::end(WorkId id) {
 
 void Engine::take_events(const StepResult& result) {
   // Handling an event may end a choice, which is an event again.
-  for (std::vector<Event> events = scheduler_.take_events(); !events.empty();
-       events = scheduler_.take_events()) {
-    for (const Event& event : events) {
+  for (scheduler_.take_events(events_); !events_.empty(); scheduler_.take_events(events_)) {
+    for (const Event& event : events_) {
       switch (event.kind) {
         case Event::Kind::kStarted: {
           LiveRequest& live = *requests_.at(event.key.request);

@@ -234,6 +234,7 @@ class Engine {
   ModelDevice device_;
   Scheduler scheduler_;
   StepResult result_;
+  std::vector<Event> events_;  // being handled
   std::map<WorkId, std::unique_ptr<LiveRequest>> requests_;
   std::map<WorkId, LiveTask> tasks_;
   std::deque<Waiting> waiting_;           // for a document, in the order of arrival

@@ -59,7 +59,11 @@ int64_t BlockTable::first_page_needed(int64_t row) const {
 }
 
 int64_t BlockTable::blocks_needed(int64_t length) const {
-  return std::max<int64_t>(pool_->geometry().pages_for(length) - end_page(), 0);
+  const int64_t pages = end_page();
+  if (length <= pages * pool_->geometry().page.page_tokens) {
+    return 0;  // nearly every row: without a division
+  }
+  return pool_->geometry().pages_for(length) - pages;
 }
 
 void BlockTable::grow(int64_t length, BlockReservation& reservation) {
@@ -80,6 +84,9 @@ void BlockTable::truncate(int64_t length) {
 
 void BlockTable::drop_behind(int64_t row) {
   CHECK_LE(row, run_.length);
+  if (window_ == 0) {
+    return;
+  }
   const int64_t first_page = std::max(first_page_needed(row), run_.first_page);
   run_.blocks.drop_front(first_page - run_.first_page);
   run_.first_page = first_page;

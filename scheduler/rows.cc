@@ -30,13 +30,13 @@ void Scheduler::plan_copies(StepPlan& plan) {
     CopyWork work;
     work.first_pair = copy.first_pair;
     work.end_pair = copy.end_pair;
-    work.first_source = static_cast<int64_t>(plan.views.size());
+    work.first_source = plan.view_count;
     for (const BlockRun& run : copy.source) {
-      plan.views.emplace_back().push(uniform_segment(pool_, run, lane.sequence->first_position()));
+      plan.add_view().push(uniform_segment(pool_, run, lane.sequence->first_position()));
     }
-    work.first_target = static_cast<int64_t>(plan.views.size());
+    work.first_target = plan.view_count;
     for (int g = 0; g < lane.sequence->groups(); ++g) {
-      plan.views.emplace_back().push(lane.sequence->segment(g));
+      plan.add_view().push(lane.sequence->segment(g));
     }
     lane.last_step = plan.step;
     plan.copies.push_back(work);
@@ -131,7 +131,7 @@ RowsWork& Scheduler::plan_rows(StepPlan& plan, Lane& lane, const std::vector<Tok
   work.first_token = static_cast<int64_t>(plan.tokens.size());
   work.rows = rows;
   work.first_position = lane.sequence->first_position() + lane.planned;
-  work.first_view = static_cast<int64_t>(plan.views.size());
+  work.first_view = plan.view_count;
   const auto known = static_cast<int64_t>(tokens.size());
   if (lane.planned < known) {  // else an earlier step samples it
     plan.tokens.insert(plan.tokens.end(), tokens.begin() + lane.planned,
@@ -141,7 +141,10 @@ RowsWork& Scheduler::plan_rows(StepPlan& plan, Lane& lane, const std::vector<Tok
   // After a failed step the sequence is longer than what counts of it.
   lane.sequence->grow(std::max(lane.planned + rows, lane.sequence->length()), lane.blocks);
   for (int g = 0; g < lane.sequence->groups(); ++g) {
-    KvView& view = plan.views.emplace_back(document == nullptr ? KvView{} : document->view(g));
+    KvView& view = plan.add_view();
+    if (document != nullptr) {
+      view.push(document->segment(g));
+    }
     view.push(lane.sequence->segment(g));
     view.segments[view.count - 1].uniform_length = lane.planned + rows;
   }

@@ -22,6 +22,16 @@ int64_t keys_of(const Document* document) {
 
 }  // namespace
 
+// Views are large, so that emptying and filling whole ones would be most of a plan's time.
+KvView& StepPlan::add_view() {
+  if (view_count == static_cast<int64_t>(views.size())) {
+    views.emplace_back();
+  }
+  KvView& view = views[static_cast<size_t>(view_count++)];
+  view.count = 0;
+  return view;
+}
+
 void StepPlan::clear() {
   rows.clear();
   copies.clear();
@@ -29,7 +39,7 @@ void StepPlan::clear() {
   selects.clear();
   compacts.clear();
   tokens.clear();
-  views.clear();
+  view_count = 0;
   slots = 0;
   batch_rows = 0;
   pairs = 0;
@@ -452,7 +462,10 @@ Stats Scheduler::stats() const {
   return stats;
 }
 
-std::vector<Event> Scheduler::take_events() { return std::exchange(events_, {}); }
+void Scheduler::take_events(std::vector<Event>& events) {
+  events.clear();
+  events.swap(events_);
+}
 
 bool Scheduler::idle() const {
   return requests_.empty() && jobs_.empty() && in_flight_.empty() && fences_.empty() &&

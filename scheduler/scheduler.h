@@ -81,8 +81,8 @@ class Scheduler {
   const StepPlan* schedule(TimeUs now);
   /// REQUIRES: the result of the oldest step in flight.
   void commit(const StepResult& result, TimeUs now);
-  /// What happened since the last call.
-  std::vector<Event> take_events();
+  /// What happened since the last call. Fills `events` anew, and goes on with its memory.
+  void take_events(std::vector<Event>& events);
 
   int64_t in_flight() const { return static_cast<int64_t>(in_flight_.size()); }
   /// Nothing waits, runs, or is in flight.

@@ -85,7 +85,8 @@ struct StepPlan {
   std::vector<SelectWork> selects;
   std::vector<CompactWork> compacts;
   std::vector<TokenId> tokens;
-  std::vector<KvView> views;
+  std::vector<KvView> views;  // the first view_count of them; the rest is room of earlier steps
+  int64_t view_count = 0;
   int64_t slots = 0;
   int64_t batch_rows = 0;  // all rows together
   int64_t pairs = 0;       // rows x keys, summed over all rows
@@ -98,6 +99,7 @@ struct StepPlan {
   bool empty() const {
     return rows.empty() && copies.empty() && tiles.empty() && selects.empty() && compacts.empty();
   }
+  KvView& add_view();  // without segments; valid until the next one is added
   void clear();
 };
 

@@ -290,8 +290,7 @@ void Simulation::plan_and_run(bool faults) {
     marks_["copied tails"] += static_cast<int64_t>(plan->copies.size());
     marks_["fenced"] += scheduler_->fences();
     check_progress(*plan);
-    trace_ = mix(trace_,
-                 static_cast<uint64_t>(plan->batch_rows * 1000 + plan->slots) + plan->tiles.size());
+    trace(*plan);
     if (faults && prng_.chance(0.3)) {
       break;  // sometimes the pipeline isn't full
     }
@@ -320,6 +319,21 @@ void Simulation::plan_and_run(bool faults) {
   take_events();
 }
 
+// What was decided: equal traces mean equal runs.
+void Simulation::trace(const StepPlan& plan) {
+  const auto add = [&](int64_t number) { trace_ = mix(trace_, static_cast<uint64_t>(number)); };
+  for (const RowsWork& work : plan.rows) {
+    add(static_cast<int64_t>(work.key.request * 16 + work.key.choice));
+    add(work.first_position * 1000 + work.rows);
+  }
+  add(static_cast<int64_t>(plan.copies.size()));
+  for (const ScoreTile& tile : plan.tiles) {
+    add(tile.first_row * 1000 + tile.rows);
+  }
+  add(static_cast<int64_t>(plan.selects.size() * 1000 + plan.compacts.size()));
+  add(pool_.blocks_available());
+}
+
 bool Simulation::work_left() const { return !scheduler_->idle(); }
 
 // Documents must not keep requests from running, if there is memory for them.
@@ -337,7 +351,8 @@ void Simulation::check_progress(const StepPlan& plan) {
 }
 
 void Simulation::take_events() {
-  for (const Event& event : scheduler_->take_events()) {
+  scheduler_->take_events(events_);
+  for (const Event& event : events_) {
     switch (event.kind) {
       case Event::Kind::kStarted:
         marks_["prefix hit"] += event.done > 0 ? 1 : 0;
@@ -376,6 +391,7 @@ void Simulation::take_events() {
         break;
     }
   }
+  events_.clear();  // and with them, documents
 }
 
 void Simulation::on_token(const Event& event) {

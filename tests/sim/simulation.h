@@ -72,6 +72,7 @@ class Simulation {
   void submit_document();
   void inject();
   void plan_and_run(bool faults);
+  void trace(const StepPlan& plan);
   void take_events();
   void on_token(const Event& event);
   void on_finished(const Event& event);
@@ -92,6 +93,7 @@ class Simulation {
   std::unique_ptr<Scheduler> scheduler_;
   FakeDevice device_;
   std::deque<const StepPlan*> planned_;
+  std::vector<Event> events_;
   std::map<WorkId, std::map<uint32_t, Progress>> open_;  // requests
   std::map<WorkId, bool> jobs_;                          // finished?
   std::map<WorkId, bool> cancelled_;
