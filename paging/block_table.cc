@@ -59,11 +59,7 @@ int64_t BlockTable::first_page_needed(int64_t row) const {
 }
 
 int64_t BlockTable::blocks_needed(int64_t length) const {
-  const int64_t pages = end_page();
-  if (length <= pages * pool_->geometry().page.page_tokens) {
-    return 0;  // nearly every row: without a division
-  }
-  return pool_->geometry().pages_for(length) - pages;
+  return length <= room() ? 0 : pool_->geometry().pages_for(length) - end_page();
 }
 
 void BlockTable::grow(int64_t length, BlockReservation& reservation) {

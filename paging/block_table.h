@@ -58,6 +58,8 @@ class BlockTable {
   /// The first page that row `row` (a pair index) or any later row reads.
   int64_t first_page_needed(int64_t row) const;
 
+  /// Pairs that the table can hold without another block.
+  int64_t room() const { return end_page() * pool_->geometry().page.page_tokens; }
   /// Blocks to take before the table can hold `length` pairs.
   int64_t blocks_needed(int64_t length) const;
   /// Makes room for pairs [length(), length). REQUIRES: length >= length(), and the reservation
@@ -114,6 +116,12 @@ class Sequence {
   int64_t first_position() const { return first_position_; }
   int64_t length() const { return tables_.front().length(); }
   int64_t blocks_held() const;
+  int64_t room() const { return tables_.front().room(); }  // of every table
+  /// Asks for what segment() and grow() will read.
+  void prefetch() const {
+    __builtin_prefetch(tables_.data());
+    __builtin_prefetch(reinterpret_cast<const std::byte*>(tables_.data()) + sizeof(BlockTable) - 1);
+  }
 
   // As in BlockTable, for all groups.
   int64_t blocks_needed(int64_t length) const;

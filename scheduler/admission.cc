@@ -295,6 +295,9 @@ bool Scheduler::make_room(int64_t blocks, const ChoiceKey* requester) {
 }
 
 bool Scheduler::ensure(Lane& lane, int64_t length, const ChoiceKey& requester) {
+  if (length <= lane.sequence->room()) {
+    return true;
+  }
   const int64_t missing = lane.sequence->blocks_needed(length) - lane.blocks.blocks();
   if (missing > 0) {
     if (!make_room(missing, &requester)) {

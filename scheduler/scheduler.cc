@@ -22,16 +22,6 @@ int64_t keys_of(const Document* document) {
 
 }  // namespace
 
-// Views are large, so that emptying and filling whole ones would be most of a plan's time.
-KvView& StepPlan::add_view() {
-  if (view_count == static_cast<int64_t>(views.size())) {
-    views.emplace_back();
-  }
-  KvView& view = views[static_cast<size_t>(view_count++)];
-  view.count = 0;
-  return view;
-}
-
 void StepPlan::clear() {
   rows.clear();
   copies.clear();
@@ -212,10 +202,11 @@ void Scheduler::stop(ChoiceKey key) {
 }
 
 // The part of the pool that nothing can be evicted from. Counting looks at every cached block, so
-// now and then must do.
+// now and then must do, and only for documents.
 double Scheduler::occupancy() {
-  constexpr uint64_t kSteps = 32;
-  if (step_ % kSteps == 1) {
+  constexpr uint64_t kSteps = 64;
+  if (occupancy_step_ == 0 || step_ - occupancy_step_ >= kSteps) {
+    occupancy_step_ = step_;
     const int64_t usable = pool_.blocks_available() + index_.blocks_idle();
     occupancy_ = 1 - static_cast<double>(usable) / static_cast<double>(pool_.blocks_total());
   }
@@ -241,8 +232,8 @@ const StepPlan* Scheduler::schedule(TimeUs now) {
   }
   const double target =
       config_.step_target_us > 0 ? config_.step_target_us : config_.step_target_ratio * decode_us;
-  const double floor = background_floor(occupancy());
   const bool background = !running_jobs_.empty();
+  const double floor = background ? background_floor(occupancy()) : 0;
   const double budget = decoding ? step_budget_us(target, decode_us, floor, background)
                                  : std::max(config_.idle_step_us, config_.step_target_us);
   const double room =
@@ -277,9 +268,7 @@ void Scheduler::commit(const StepResult& result, TimeUs now) {
   } else {
     CHECK_EQ(static_cast<int64_t>(result.tokens.size()), plan.slots);
     CHECK_EQ(result.selections.size(), plan.selects.size());
-    for (const RowsWork& work : plan.rows) {
-      commit_rows(work, result);
-    }
+    commit_batch(plan, result);
     for (const ScoreTile& tile : plan.tiles) {
       commit_tile(tile);
     }

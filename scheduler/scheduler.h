@@ -134,6 +134,7 @@ class Scheduler {
   double plan_prompts(StepPlan& plan, double budget_us);
   RowsWork& plan_rows(StepPlan& plan, Lane& lane, const std::vector<TokenId>& tokens,
                       const Document* document, int64_t document_keys, int64_t rows);
+  void commit_batch(const StepPlan& plan, const StepResult& result);
   void commit_rows(const RowsWork& work, const StepResult& result);
   void publish(Lane& lane, const std::string& space, const std::vector<TokenId>& tokens,
                KvOrigin origin);
@@ -195,7 +196,8 @@ class Scheduler {
   std::vector<Event> events_;
   bool admission_due_ = false;
   double occupancy_ = 0;
-  double jobs_credit_us_ = 0;  // that steps without room for a slice of a document owe it
+  uint64_t occupancy_step_ = 0;  // when it was counted; 0: never
+  double jobs_credit_us_ = 0;    // that steps without room for a slice of a document owe it
   Stats stats_;
   DecisionLog log_;
 };

@@ -99,7 +99,16 @@ struct StepPlan {
   bool empty() const {
     return rows.empty() && copies.empty() && tiles.empty() && selects.empty() && compacts.empty();
   }
-  KvView& add_view();  // without segments; valid until the next one is added
+  /// A view without segments; valid until the next one is added. Views are large: emptying and
+  /// filling whole ones would be most of a plan's time.
+  KvView& add_view() {
+    if (view_count == static_cast<int64_t>(views.size())) {
+      views.emplace_back();
+    }
+    KvView& view = views[static_cast<size_t>(view_count++)];
+    view.count = 0;
+    return view;
+  }
   void clear();
 };
 

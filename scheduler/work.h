@@ -26,13 +26,13 @@ struct TenantState {
 /// One sequence being computed. `planned` rows are in plans or done, `committed` ones are done.
 struct Lane {
   std::unique_ptr<Sequence> sequence;  // null: not in the pool
-  BlockReservation blocks;
-  BlockReservation fork_blocks;  // for the choices that will be forked from it
-  PrefixIndex::Cursor cursor;
   int64_t planned = 0;
   int64_t committed = 0;
   uint64_t incarnation = 0;
   uint64_t last_step = 0;  // the last one that uses its blocks
+  PrefixIndex::Cursor cursor;
+  BlockReservation blocks;
+  BlockReservation fork_blocks;  // for the choices that will be forked from it
 
   /// Blocks that come free when the lane ends, at least.
   int64_t blocks_held() const { return sequence != nullptr ? sequence->blocks_held() : 0; }
