@@ -5,8 +5,30 @@
 // shortage is a return value; neither ever reaches a CHECK.
 #pragma once
 
+#include <functional>
 #include <sstream>
 #include <string>
+
+namespace pagezip {
+
+/// While it lives, a CHECK that fails on this thread prints what `text` returns as well: what led
+/// there.
+class CheckReport {
+ public:
+  explicit CheckReport(std::function<std::string()> text);
+  ~CheckReport();
+  CheckReport(const CheckReport&) = delete;
+  CheckReport& operator=(const CheckReport&) = delete;
+
+  /// On this thread, innermost first.
+  static void print_all();
+
+ private:
+  std::function<std::string()> text_;
+  const CheckReport* outer_;
+};
+
+}  // namespace pagezip
 
 namespace pagezip::detail {
 

@@ -5,6 +5,9 @@
 //   that fit a fixed pool, compressed and whole
 //
 // serving_bench --model M.gguf --what isolation --document 6000 --decoders 8 --ratio 1.25
+//
+// --step-target-ms sets the target itself instead of its ratio to a decode step; --trace FILE
+// writes what every step did (engine/trace.h).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,7 +28,9 @@ struct Arguments {
   std::string what = "sharing";
   int64_t document = 4000;
   int64_t decoders = 16;
-  double ratio = 2;  // of the step target to a decode step alone
+  double ratio = 2;           // of the step target to a decode step alone
+  double step_target_ms = 0;  // or, if positive, the target
+  std::string trace;
   int threads = static_cast<int>(std::thread::hardware_concurrency());
 };
 
@@ -46,7 +51,6 @@ class Bench {
 
   void isolation() {
     EngineOptions o = options(arguments_.document * 2 + arguments_.decoders * 600);
-    o.scheduler.step_target_ratio = arguments_.ratio;
     start(o);
     const double alone = compress("alone", nullptr);
     decoders_ = arguments_.decoders;
@@ -58,7 +62,8 @@ class Bench {
     std::vector<double> both = decode;
     both.insert(both.end(), after.begin(), after.end());
     const double median = quantile(both, 0.5);
-    const double target = arguments_.ratio * median;
+    const double target =
+        arguments_.step_target_ms > 0 ? arguments_.step_target_ms * 1e3 : arguments_.ratio * median;
     fmt::print(
         "{{\"what\": \"isolation\", \"decoders\": {}, \"ratio\": {}, \"decode_ms\": {:.2f}, "
         "\"decode_p99_ms\": {:.2f}, \"target_ms\": {:.2f}, \"mixed_ms\": {:.2f}, "
@@ -124,6 +129,9 @@ class Bench {
 
   EngineOptions options(int64_t tokens) const {
     EngineOptions o;
+    o.scheduler.step_target_ratio = arguments_.ratio;
+    o.scheduler.step_target_us = arguments_.step_target_ms * 1e3;
+    o.trace = arguments_.trace;
     o.pool_blocks = tokens / o.page_tokens * static_cast<int64_t>(model_.kv_groups().size());
     return o;
   }
@@ -247,6 +255,8 @@ int main(int argc, char** argv) {
     if (name == "--document") a.document = std::stoll(value);
     if (name == "--decoders") a.decoders = std::stoll(value);
     if (name == "--ratio") a.ratio = std::stod(value);
+    if (name == "--step-target-ms") a.step_target_ms = std::stod(value);
+    if (name == "--trace") a.trace = value;
     if (name == "--threads") a.threads = std::stoi(value);
   }
   pagezip::Bench bench(a);

@@ -71,7 +71,8 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const Kernels& ke
                  CostModel(options.cost.has_value() ? *options.cost
                                                     : calibrate(transformer_, pool_, clock)),
                  pool_, index_, model.kv_groups(),
-                 [this](int64_t blocks, bool urgent) { return reclaim(blocks, urgent); }) {
+                 [this](int64_t blocks, bool urgent) { return reclaim(blocks, urgent); }),
+      trace_(options.trace) {
   if (!options.folder.empty()) {
     open_folder();
   }
@@ -128,14 +129,9 @@ void Engine::cancel(WorkId id) {
   post([this, id] { end(id); }, false);
 }
 
-Stats Engine::stats() {
+EngineStats Engine::stats() {
   const std::lock_guard lock(mutex_);
   return stats_;
-}
-
-DocumentStore::Stats Engine::document_stats() {
-  const std::lock_guard lock(mutex_);
-  return document_stats_;
 }
 
 void Engine::start() {
@@ -172,19 +168,23 @@ void Engine::stop() {
 // ---- engine thread ----
 
 bool Engine::step() {
+  const CheckReport report([this] { return scheduler_.log().text() + scheduler_.describe(); });
   run_commands();
   const bool moved = run_documents();
   const StepPlan* plan = scheduler_.schedule(clock_.now_us());
   if (plan != nullptr) {
+    const TimeUs start = clock_.now_us();
     device_.run(*plan, result_);
-    scheduler_.commit(result_, clock_.now_us());
+    const TimeUs now = clock_.now_us();
+    trace_.step(*plan, result_, start, now);
+    scheduler_.commit(result_, now);
     take_events(result_);
+    trace_.counters(scheduler_.stats(), pool_.blocks_free(), now);
   } else {
     take_events({});
   }
   const std::lock_guard lock(mutex_);
-  stats_ = scheduler_.stats();
-  document_stats_ = store_.stats();
+  stats_.update(scheduler_, pool_, index_, store_, clock_.now_us());
   return !stopping_ && (moved || plan != nullptr);
 }
 
@@ -279,6 +279,7 @@ void Engine::serve(GenerateRequest request, const std::shared_ptr<OutputStream>&
                : refuse(RefusalKind::kTooLarge,
                         "the request needs more KV memory than documents leave to requests");
   }
+  trace_.submitted(stream->id(), false, clock_.now_us());
   stream->set_usage(live->usage);
   for (uint32_t k = 0; k < request.choices; ++k) {
     live->choices.push_back({StreamDecoder(tokenizer_), StopMatcher(request.stops)});
@@ -305,6 +306,7 @@ void Engine::take_events(const StepResult& result) {
   // Handling an event may end a choice, which is an event again.
   for (scheduler_.take_events(events_); !events_.empty(); scheduler_.take_events(events_)) {
     for (const Event& event : events_) {
+      trace_.event(event, clock_.now_us());
       switch (event.kind) {
         case Event::Kind::kStarted: {
           LiveRequest& live = *requests_.at(event.key.request);

@@ -28,9 +28,11 @@
 #include "base/clock.h"
 #include "engine/document_disk.h"
 #include "engine/document_task.h"
+#include "engine/engine_stats.h"
 #include "engine/model_device.h"
 #include "engine/output_stream.h"
 #include "engine/tokenizer.h"
+#include "engine/trace.h"
 #include "paging/document_store.h"
 #include "paging/prefix_index.h"
 #include "scheduler/scheduler.h"
@@ -47,6 +49,7 @@ struct EngineOptions {
   SchedulerConfig scheduler;  // score_layers, end_tokens and document_blocks are the engine's
   /// Nothing: measured at the start.
   std::optional<CostCoefficients> cost;
+  std::string trace;  // a file for a trace of everything (engine/trace.h); empty: none
 
   /// Of the pool, that documents in use may take; requests and jobs have the rest.
   double documents_share = 0.5;
@@ -153,8 +156,7 @@ class Engine {
 
   int64_t context_max() const { return context_max_; }
   // Of the last step that ended:
-  Stats stats();
-  DocumentStore::Stats document_stats();
+  EngineStats stats();
 
   /// One step on the calling thread. False if there was nothing to do.
   bool step();
@@ -235,6 +237,7 @@ class Engine {
   Scheduler scheduler_;
   StepResult result_;
   std::vector<Event> events_;  // being handled
+  Trace trace_;
   std::map<WorkId, std::unique_ptr<LiveRequest>> requests_;
   std::map<WorkId, LiveTask> tasks_;
   std::deque<Waiting> waiting_;           // for a document, in the order of arrival
@@ -247,10 +250,9 @@ class Engine {
   std::atomic<WorkId> next_id_{1};
   std::mutex mutex_;
   std::condition_variable posted_;
-  std::deque<Command> inbox_;            // guarded by mutex_
-  bool stopping_ = false;                // likewise
-  Stats stats_;                          // likewise
-  DocumentStore::Stats document_stats_;  // likewise
+  std::deque<Command> inbox_;  // guarded by mutex_
+  bool stopping_ = false;      // likewise
+  EngineStats stats_;          // likewise
   std::thread thread_;
 };
 

@@ -296,6 +296,7 @@ void Engine::submit_job(DocumentSpec spec, LiveTask live) {
   spec.id = live.task->id();
   const Admission admission = scheduler_.submit(std::move(spec), clock_.now_us());
   if (admission == Admission::kAccepted) {
+    trace_.submitted(live.task->id(), true, clock_.now_us());
     tasks_[live.task->id()] = std::move(live);
     return;
   }

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/math.h"
+#include "base/mutant.h"
 
 namespace pagezip {
 namespace {
@@ -219,9 +220,16 @@ Segment Document::segment(int group) const {
 }
 
 KvView Document::view(int group) const {
-  KvView view = parent_ == nullptr ? KvView() : parent_->view(group);
-  view.push(segment(group));
+  KvView view;
+  push_segments(group, view);
   return view;
+}
+
+void Document::push_segments(int group, KvView& view) const {
+  if (parent_ != nullptr) {
+    parent_->push_segments(group, view);
+  }
+  view.push(segment(group));
 }
 
 void Document::count_refs(std::span<uint32_t> refs) const {
@@ -252,8 +260,12 @@ void DocumentBuilder::start() {
   document_.reset(new Document(pool, source_->length_, source_->prefix_length_, source_->parent_));
   document_->global_layers_ = source_->global_layers_;
   document_->compressed_ = true;
-  const int64_t shared_pages = source_->prefix_length_ / geometry.page.page_tokens;
+  int64_t shared_pages = source_->prefix_length_ / geometry.page.page_tokens;
   shared_pairs_ = shared_pages * geometry.page.page_tokens;
+  if (MUTANT(kSharedBlockCompacted)) {
+    shared_pages = geometry.pages_for(source_->prefix_length_);
+    shared_pairs_ = source_->prefix_length_;
+  }
   document_->runs_.push_back({0, shared_pairs_, source_->runs_[0].blocks.share(0, shared_pages)});
   for (size_t group = 1; group < source_->runs_.size(); ++group) {
     document_->runs_.push_back(source_->runs_[group].share());

@@ -101,6 +101,8 @@ class Document {
   /// A view whose first segments are the parents' and this document's; a question's own segment is
   /// pushed behind them.
   KvView view(int group) const;
+  /// The same segments, behind those that `view` has.
+  void push_segments(int group, KvView& view) const;
 
   /// For BlockPool::audit_owners; once per document, not per reader. Parents aren't included.
   void count_refs(std::span<uint32_t> refs) const;

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/mutant.h"
 #include "paging/document_file_format.h"
 #include "paging/file_io.h"
 
@@ -84,6 +85,11 @@ DocumentDirectory::DocumentDirectory(Files& files, std::string folder, KvShape e
 }
 
 void DocumentDirectory::scan(const std::string& name) {
+  if (MUTANT(kTornFile) && is_temporary(name)) {
+    const std::string whole = name.substr(0, name.find(kSuffix) + kSuffix.size());
+    files_.rename(folder_ + "/" + name, folder_ + "/" + whole);
+    return scan(whole);
+  }
   if (is_temporary(name)) {
     const int error = files_.remove(folder_ + "/" + name);
     add_finding(error == 0 ? Finding::Action::kRemoved : Finding::Action::kLeftAlone, name,

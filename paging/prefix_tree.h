@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "base/mutant.h"
 
 namespace pagezip {
 
@@ -60,7 +61,8 @@ class PrefixTree {
 
   /// Whether `node` is still the node that had this birth. Any values are allowed.
   bool is_alive(NodeId node, uint64_t birth) const {
-    return node < nodes_.size() && birth != 0 && nodes_[node].birth == birth;
+    return node < nodes_.size() && birth != 0 &&
+           (nodes_[node].birth == birth || MUTANT(kStaleHash));
   }
   // All REQUIRE: the node is alive.
   uint64_t birth(NodeId node) const { return nodes_[node].birth; }

@@ -220,10 +220,13 @@ bool Scheduler::admit_choice(Choice& choice) {
   choice.pending = 0;
   choice.leader.reset();
   choice.inherited = INT64_MIN;
+  stats_.tokens_admitted += length;
   stats_.tokens_cached += hit.length;
   add_running(choice);
   log_.add(step_, now_, "admit", choice.key.request, length, hit.length);
-  if (choice.outputs == 0) {
+  if (!choice.request->started) {
+    choice.request->started = true;
+    histograms_.queue_us.add(now_ - choice.request->arrived);
     Event& event = emit(Event::Kind::kStarted, choice.key);
     event.done = hit.length;
     event.total = length;

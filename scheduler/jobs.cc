@@ -85,6 +85,7 @@ double Scheduler::plan_job_prompt(StepPlan& plan, Job& job, double budget_us, bo
   const double cost =
       cost_.more_rows_us(plan.batch_rows, rows, rows * keys + rows * (rows - 1) / 2);
   plan.decode_only = false;
+  plan.document_rows_us += cost;
   RowsWork& work = plan_rows(plan, lane, job.tokens, job.spec.parent.get(), job.parent_keys, rows);
   work.key = {job.spec.id, 0};
   work.document_job = true;

@@ -168,7 +168,7 @@ RowsWork& Scheduler::plan_rows(StepPlan& plan, Lane& lane, const std::vector<Tok
   for (int g = 0; g < lane.sequence->groups(); ++g) {
     KvView& view = plan.add_view();
     if (document != nullptr) {
-      view.push(document->segment(g));
+      document->push_segments(g, view);
     }
     view.push(lane.sequence->segment(g));
     view.segments[view.count - 1].uniform_length = lane.planned + rows;
@@ -290,7 +290,9 @@ void Scheduler::accept(Choice& choice, TokenId token, int64_t slot) {
     return;
   }
   choice.tokens.push_back(token);
-  ++choice.outputs;
+  if (++choice.outputs == 1 && choice.key.choice == 0) {
+    histograms_.first_token_us.add(now_ - choice.request->arrived);
+  }
   Event& event = emit(Event::Kind::kToken, choice.key);
   event.token = token;
   event.slot = slot;

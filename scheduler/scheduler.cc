@@ -36,6 +36,7 @@ void StepPlan::clear() {
   rows_us = 0;
   tiles_us = 0;
   compacts_us = 0;
+  document_rows_us = 0;
   decode_only = true;
 }
 
@@ -282,17 +283,31 @@ void Scheduler::commit(const StepResult& result, TimeUs now) {
                   result.rows_us);
     cost_.observe(CostKind::kScore, plan.tiles_us, result.tiles_us);
     cost_.observe(CostKind::kCompact, plan.compacts_us, result.compacts_us);
-    stats_.rows_us += result.rows_us;
-    stats_.tiles_us += result.tiles_us;
-    stats_.compacts_us += result.compacts_us;
-    if (plan.slots > 0) {
-      stats_.delay_us += result.tiles_us + result.compacts_us;
-    }
+    count_step(plan, result);
   }
   copies_in_flight_.pop_front();
   std::erase_if(copies_, [&](const ForkCopy& copy) { return fork_target(copy) == nullptr; });
   plan.clear();
   release_fences();
+}
+
+void Scheduler::count_step(const StepPlan& plan, const StepResult& result) {
+  stats_.rows_us += result.rows_us;
+  stats_.tiles_us += result.tiles_us;
+  stats_.compacts_us += result.compacts_us;
+  const StepKind kind = !plan.compacts.empty() || !plan.selects.empty() ? StepKind::kCompact
+                        : !plan.tiles.empty()                           ? StepKind::kScore
+                        : !plan.decode_only                             ? StepKind::kPrompt
+                                                                        : StepKind::kDecode;
+  const auto us = [](double time) { return static_cast<int64_t>(time); };
+  histograms_.step_us[static_cast<size_t>(kind)].add(
+      us(result.rows_us + result.tiles_us + result.compacts_us));
+  histograms_.step_rows.add(plan.batch_rows);
+  if (plan.slots > 0) {
+    // A batch is measured as a whole: documents get the share that was predicted for them.
+    const double share = plan.rows_us > 0 ? plan.document_rows_us / plan.rows_us : 0;
+    histograms_.delay_us.add(us(result.rows_us * share + result.tiles_us + result.compacts_us));
+  }
 }
 
 // Everything in flight is void. Rows go back to what is committed; the blocks behind that stay with
@@ -317,9 +332,11 @@ void Scheduler::rewind() {
   for (Job* job : running_jobs_) {
     job->lane.planned = job->lane.committed;
     job->lane.incarnation = ++incarnation_;
-    job->chunk = job->chunks_done;
-    job->layer = 0;
-    job->row = 0;
+    if (!MUTANT(kResumedChunk)) {
+      job->chunk = job->chunks_done;
+      job->layer = 0;
+      job->row = 0;
+    }
     job->selecting = false;
     job->layers_planned = job->layers_done;
   }

@@ -93,6 +93,7 @@ class Scheduler {
   bool make_room(int64_t blocks) { return make_room(blocks, nullptr); }
 
   Stats stats() const;
+  const Histograms& histograms() const { return histograms_; }
   /// Parts of ended work that steps in flight may still use.
   int64_t fences() const { return static_cast<int64_t>(fences_.size()); }
   const DecisionLog& log() const { return log_; }
@@ -161,6 +162,7 @@ class Scheduler {
   void end_job(Job& job, const std::string& error);
 
   // scheduler.cc
+  void count_step(const StepPlan& plan, const StepResult& result);
   void rewind();
   Event& emit(Event::Kind kind, ChoiceKey key);
   TenantState& open_tenant(const std::string& name);
@@ -199,6 +201,7 @@ class Scheduler {
   uint64_t occupancy_step_ = 0;  // when it was counted; 0: never
   double jobs_credit_us_ = 0;    // that steps without room for a slice of a document owe it
   Stats stats_;
+  Histograms histograms_;
   DecisionLog log_;
 };
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/histogram.h"
 #include "scheduler/policy.h"
 #include "scheduler/request.h"
 
@@ -15,10 +16,11 @@ namespace pagezip {
 struct Stats {
   int64_t steps = 0;
   int64_t rows_decode = 0;
-  int64_t rows_prompt = 0;    // of requests
-  int64_t rows_document = 0;  // of document prefills
-  int64_t rows_score = 0;     // rows of repeat prompts, once for all layers
-  int64_t tokens_cached = 0;  // prompt tokens that the prefix cache spared
+  int64_t rows_prompt = 0;      // of requests
+  int64_t rows_document = 0;    // of document prefills
+  int64_t rows_score = 0;       // rows of repeat prompts, once for all layers
+  int64_t tokens_admitted = 0;  // of prompts, and of what preempted choices come back with
+  int64_t tokens_cached = 0;    // of them, found in the prefix cache
   int64_t requests_finished = 0;
   int64_t requests_cancelled = 0;
   int64_t preemptions = 0;
@@ -32,12 +34,26 @@ struct Stats {
   double rows_us = 0;  // measured
   double tiles_us = 0;
   double compacts_us = 0;
-  double delay_us = 0;  // that background work added to steps in which something decoded
   // Gauges.
   int64_t running = 0;
   int64_t waiting = 0;
   int64_t jobs_running = 0;
   int64_t jobs_waiting = 0;
+};
+
+/// What a step was made of: the last of these that it had.
+enum class StepKind : uint8_t { kDecode, kPrompt, kScore, kCompact };
+
+/// How times and sizes are distributed, in microseconds but for step_rows. Failed steps don't
+/// count.
+struct Histograms {
+  std::array<Histogram, 4> step_us;  // by StepKind
+  Histogram step_rows;               // of its batch
+  Histogram delay_us;        // that documents add to a step in which a token was sampled; 0 counts
+  Histogram queue_us;        // of a request, from its submission to its first admission
+  Histogram first_token_us;  // from its submission to its first token
+
+  const Histogram& step(StepKind kind) const { return step_us[static_cast<size_t>(kind)]; }
 };
 
 /// The last decisions, one line each.

@@ -94,7 +94,8 @@ struct StepPlan {
   double rows_us = 0;
   double tiles_us = 0;
   double compacts_us = 0;
-  bool decode_only = true;  // no row of a prompt
+  double document_rows_us = 0;  // of rows_us, what the rows of documents add
+  bool decode_only = true;      // no row of a prompt
 
   bool empty() const {
     return rows.empty() && copies.empty() && tiles.empty() && selects.empty() && compacts.empty();

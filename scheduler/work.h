@@ -65,6 +65,7 @@ struct RequestState {
   TimeUs arrived = 0;
   TenantState* tenant = nullptr;
   int64_t document_keys = 0;  // that a row reads of the document, on average over the heads
+  bool started = false;       // it was admitted once
   bool forked = false;        // all choices exist
   std::map<uint32_t, std::unique_ptr<Choice>> choices;
 };

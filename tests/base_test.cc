@@ -17,6 +17,20 @@ TEST(Check, PrintsBothValuesAndAborts) {
   CHECK_EQ(pages, 3);
 }
 
+TEST(Check, PrintsWhatLedThere) {
+  const CheckReport outer([] { return "outer report\n"; });
+  {
+    const CheckReport gone([] { return "of no use\n"; });
+  }
+  const CheckReport inner([]() -> std::string {
+    CHECK_EQ(1, 2);  // fails itself, and isn't asked again
+    return "";
+  });
+  EXPECT_DEATH(CHECK(false), "CHECK failed: false\n.*1 == 2");
+  const CheckReport innermost([] { return "last decisions\n"; });
+  EXPECT_DEATH(CHECK(false), "CHECK failed: false\nlast decisions\n");
+}
+
 TEST(Math, RoundsUp) {
   EXPECT_EQ(ceil_div(0, 16), 0);
   EXPECT_EQ(ceil_div(1, 16), 1);

@@ -194,17 +194,17 @@ TEST_P(EngineDocumentsTest, AnotherVersionIsCutFromOneThatKeepsMore) {
   const auto e = engine();
   DocumentRequest request = document("a", 120, 0.6);
   make(*e, request);
-  const Stats before = e->stats();
+  const Stats before = e->stats().work;
   const auto task = e->add_version(owner_, "a", prompts(), {0.3, false, 0});
   drive(*e);
   ASSERT_EQ(task->status().state, State::kDone) << task->status().error;
-  EXPECT_EQ(e->stats().rows_document, before.rows_document) << "no prefill";
-  EXPECT_EQ(e->stats().rows_score, before.rows_score) << "no scoring";
+  EXPECT_EQ(e->stats().work.rows_document, before.rows_document) << "no prefill";
+  EXPECT_EQ(e->stats().work.rows_score, before.rows_score) << "no scoring";
   // More than what is there: the model has to read the document again, but needs no scores.
   const auto more = e->add_version(owner_, "a", prompts(), {0.8, true, 0});
   drive(*e);
   ASSERT_EQ(more->status().state, State::kDone) << more->status().error;
-  EXPECT_EQ(e->stats().rows_score, before.rows_score);
+  EXPECT_EQ(e->stats().work.rows_score, before.rows_score);
   EXPECT_EQ(info(*e, "a").versions.size(), 3u);
   request.listing.id = "b";
   request.versions = {{0.3, false, 0}, {0.8, true, 0}};
@@ -249,12 +249,12 @@ TEST_P(EngineDocumentsTest, DocumentsSurviveTheEngine) {
   EXPECT_FALSE(there.versions[0].resident);
   EXPECT_EQ(ask(*e, question("a")), compressed);
   EXPECT_EQ(ask(*e, question("a", 1)), full);
-  EXPECT_EQ(e->stats().rows_document, 0) << "nothing is computed again";
+  EXPECT_EQ(e->stats().work.rows_document, 0) << "nothing is computed again";
   // The scores are in the file.
   const auto task = e->add_version(owner_, "a", prompts(), {0.25, false, 0});
   drive(*e);
   EXPECT_EQ(task->status().state, State::kDone) << task->status().error;
-  EXPECT_EQ(e->stats().rows_document, 0);
+  EXPECT_EQ(e->stats().work.rows_document, 0);
   expect_clean(*e);
 }
 
@@ -292,7 +292,7 @@ TEST_P(EngineDocumentsTest, ThoseWhoWaitForADocumentGetIt) {
       make(*e, document(id(i), 200));
       answers.push_back(ask(*e, question(id(i))));
     }
-    EXPECT_GT(e->document_stats().evicted, 0);
+    EXPECT_GT(e->stats().documents.evicted, 0);
   }
   const auto e = engine();
   std::vector<std::shared_ptr<OutputStream>> streams;
@@ -308,8 +308,8 @@ TEST_P(EngineDocumentsTest, ThoseWhoWaitForADocumentGetIt) {
               answers[static_cast<size_t>(i * 5 % kDocuments)])
         << i;
   }
-  EXPECT_GT(e->document_stats().restored, kDocuments - 1);
-  EXPECT_EQ(e->document_stats().dropped, 0);
+  EXPECT_GT(e->stats().documents.restored, kDocuments - 1);
+  EXPECT_EQ(e->stats().documents.dropped, 0);
   expect_clean(*e);
 }
 
@@ -340,7 +340,7 @@ TEST_P(EngineDocumentsTest, RunsWithAThreadForTheDisk) {
   }
   EXPECT_EQ(again, answer);
   e->stop();
-  EXPECT_EQ(e->stats().rows_document, 0);
+  EXPECT_EQ(e->stats().work.rows_document, 0);
 }
 
 TEST_P(EngineDocumentsTest, AFolderThatFailsCostsOnlyTheFiles) {

@@ -351,7 +351,7 @@ pagezip_status pagezip_engine_step(pagezip_engine* engine, int32_t* worked) {
 pagezip_status pagezip_engine_get_stats(pagezip_engine* engine, pagezip_stats* stats) {
   return guarded([&] {
     require(engine != nullptr, "engine is null");
-    const Stats from = engine->running->engine.stats();
+    const Stats from = engine->running->engine.stats().work;
     const pagezip_stats known = {sizeof known,
                                  from.steps,
                                  from.rows_decode,
