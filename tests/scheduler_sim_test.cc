@@ -17,7 +17,10 @@ int64_t number(const char* name, int64_t otherwise) {
 TEST(SchedulerSim, Swarm) {
   Marks marks;
   const auto first = static_cast<uint64_t>(number("SIM_SEED", 1));
-  const int64_t runs = number("SIM_RUNS", std::getenv("SIM_SEED") == nullptr ? 1000 : 1);
+  const bool full = std::getenv("PAGEZIP_TEST_FULL") != nullptr;
+  const int64_t runs = number("SIM_RUNS", std::getenv("SIM_SEED") != nullptr ? 1
+                                          : full                             ? 2000
+                                                                             : 1000);
   for (uint64_t seed = first; seed < first + static_cast<uint64_t>(runs); ++seed) {
     const std::string failure = simulate(seed, marks);
     if (!failure.empty()) {
@@ -30,12 +33,74 @@ TEST(SchedulerSim, Swarm) {
   if (runs < 1000) {
     return;
   }
-  for (const char* path :
-       {"prefix hit", "question on a compressed document", "busy", "too large", "kept scores",
-        "cancelled", "failed step", "job done", "documents reclaimed", "preempted", "sent back",
-        "joined", "forked", "copied tails", "fenced"}) {
+  for (const char* path : {"prefix hit",
+                           "question on a compressed document",
+                           "busy",
+                           "too large",
+                           "kept scores",
+                           "cancelled",
+                           "failed step",
+                           "job done",
+                           "documents reclaimed",
+                           "preempted",
+                           "sent back",
+                           "joined",
+                           "forked",
+                           "copied tails",
+                           "fenced",
+                           "stopped",
+                           "stopped after its end",
+                           "burst",
+                           "clock went back",
+                           "clock jumped"}) {
     EXPECT_GT(marks[path], 10) << path;
   }
+}
+
+// Half-done documents that hold every block would end this.
+TEST(SchedulerSim, DocumentsAndChatsThatDontFitTogetherAllFinish) {
+  Prng prng(1);
+  Options o;
+  o.shape.is_global = {true, true};
+  o.shape.groups = make_kv_groups(o.shape.is_global, 0);
+  o.shape.geometry = {{KvType::kF16, KvType::kF16, 16, 16}, 2, 2};
+  o.shape.vocab = 60;
+  o.scheduler.score_layers = 2;
+  o.scheduler.end_tokens = {0};
+  o.scheduler.depth = 2;
+  o.cost.layers = 2;
+  o.prompt_max = 30;
+  o.output_max = 60;
+  o.document_max = 320;  // 20 blocks
+  o.blocks = 64;         // 3.2 of them
+  const auto tokens = [&](int64_t count) {
+    std::vector<TokenId> ids;
+    for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<TokenId>(prng.range(1, 59)));
+    return ids;
+  };
+  Marks marks;
+  Simulation simulation(o, 1, marks);
+  for (WorkId id = 1; id <= 28; ++id) {
+    if (id % 7 >= 5) {
+      RequestSpec chat;
+      chat.id = id;
+      chat.space = "chats";
+      chat.prompt = tokens(30);
+      chat.output_max = 60;
+      chat.ignore_end = true;
+      simulation.submit(std::move(chat), nullptr);
+      continue;
+    }
+    DocumentSpec document;
+    document.id = id;
+    document.space = "documents";
+    document.context = tokens(320);
+    document.chunks = {{0, 160, tokens(170)}, {160, 320, tokens(170)}};
+    document.versions = {{0.3, false, 0}};
+    simulation.submit(std::move(document), false);
+  }
+  EXPECT_EQ(simulation.finish(), "") << simulation.log();
+  EXPECT_EQ(marks["job done"], 20);
 }
 
 TEST(SchedulerSim, SameSeedSameRun) {

@@ -1,6 +1,7 @@
 #include "tests/sim/simulation.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "tests/sim/seed_report.h"
 
@@ -32,7 +33,7 @@ Options Options::swarm(Prng& prng) {
   c.score_layers = static_cast<int>(o.shape.is_global.rend() - last);
   c.rows_max = prng.chance(0.5) ? prng.range(8, 40) : prng.range(40, 300);
   c.running_max = prng.chance(0.2) ? prng.range(1, 3) : prng.range(4, 20);
-  c.queue_max = prng.chance(0.2) ? prng.range(1, 4) : 100;
+  c.queue_max = prng.chance(0.2) ? prng.range(1, 4) : 40;
   c.output_min = prng.range(1, 20);
   c.ageing_us = prng.range(1'000, 1'000'000);
   c.patience_us = prng.range(1'000, 1'000'000);
@@ -60,6 +61,7 @@ Options Options::swarm(Prng& prng) {
   o.fail = rate(0.1);
   o.jump = rate(0.05);
   o.drop = rate(0.1);
+  o.burst = rate(0.1);
   return o;
 }
 
@@ -100,6 +102,10 @@ std::string Simulation::run() {
          (arrived_requests_ < options_.requests || arrived_documents_ < options_.documents)) {
     tick(true);
   }
+  return finish();
+}
+
+std::string Simulation::finish() {
   // Faults are off: everything must end within a bound that the work left gives.
   int64_t left = 200;
   for (const auto& [id, choices] : open_) {
@@ -122,16 +128,7 @@ std::string Simulation::run() {
     }
   }
   if (failure_.empty()) {
-    documents_.clear();
-    index_->clear();
-    if (pool_.blocks_available() != pool_.blocks_total()) {
-      fail("the pool isn't as it began");
-    }
-    const Stats stats = scheduler_->stats();
-    marks_["preempted"] += stats.preemptions;
-    marks_["sent back"] += stats.jobs_sent_back;
-    marks_["joined"] += stats.joins;
-    marks_["forked"] += stats.forks;
+    check_end();
   }
   return failure_;
 }
@@ -149,8 +146,12 @@ void Simulation::tick(bool faults) {
 
 void Simulation::arrive() {
   if (arrived_requests_ < options_.requests && prng_.chance(options_.arrive)) {
-    ++arrived_requests_;
-    submit_request();
+    const int64_t count = prng_.chance(options_.burst) ? options_.scheduler.queue_max + 5 : 1;
+    marks_["burst"] += count > 1 ? 1 : 0;
+    for (int64_t i = 0; i < count; ++i) {
+      ++arrived_requests_;
+      submit_request();
+    }
   }
   if (arrived_documents_ < options_.documents && prng_.chance(options_.arrive / 2)) {
     ++arrived_documents_;
@@ -196,6 +197,10 @@ void Simulation::submit_request() {
   }
   spec.output_max = prng_.range(1, options_.output_max);
   spec.choices = prng_.chance(0.2) ? static_cast<uint32_t>(prng_.range(2, 4)) : 1;
+  submit(std::move(spec), on);
+}
+
+void Simulation::submit(RequestSpec spec, const DocumentTruth* on) {
   for (uint32_t k = 0; k < spec.choices; ++k) {
     truth_.choices.emplace(ChoiceKey{spec.id, k},
                            ChoiceTruth(spec, k, on, options_.shape.vocab, kEndToken));
@@ -237,36 +242,61 @@ void Simulation::submit_document() {
       spec.versions.push_back({0.05 + 0.95 * prng_.uniform(), prng_.chance(0.3), floor});
     }
   }
+  submit(std::move(spec), prng_.chance(0.2));
+}
+
+void Simulation::submit(DocumentSpec spec, bool keeps_scores) {
+  const WorkId id = spec.id;
+  const auto global = static_cast<int>(
+      std::count(options_.shape.is_global.begin(), options_.shape.is_global.end(), true));
   const auto truth =
-      truth_.jobs.emplace(spec.id, JobTruth(spec, global, options_.shape.geometry.kv_heads));
-  if (!spec.versions.empty() && prng_.chance(0.2)) {
+      truth_.jobs.emplace(id, JobTruth(spec, global, options_.shape.geometry.kv_heads));
+  if (!spec.versions.empty() && keeps_scores) {
     spec.scores = std::make_shared<ScoreSet>(truth.first->second.scores);
     ++marks_["kept scores"];
   }
   if (scheduler_->submit(std::move(spec), now_) == Admission::kAccepted) {
-    jobs_[next_id_ - 1] = false;
+    jobs_[id] = false;
   }
+}
+
+void Simulation::cancel(WorkId id) {
+  cancelled_[id] = true;
+  marks_["cancelled"] += scheduler_->cancel(id) ? 1 : 0;
+  take_events();
+  audit();
+}
+
+void Simulation::stop(ChoiceKey key) {
+  cancelled_[key.request] = true;
+  scheduler_->stop(key);
+  take_events();
+  audit();
 }
 
 void Simulation::inject() {
   if (prng_.chance(options_.cancel) && next_id_ > 1) {
-    const WorkId id = static_cast<WorkId>(prng_.range(1, static_cast<int64_t>(next_id_) - 1));
-    cancelled_[id] = true;
-    marks_["cancelled"] += scheduler_->cancel(id) ? 1 : 0;
-    take_events();
-    audit();
+    cancel(static_cast<WorkId>(prng_.range(1, static_cast<int64_t>(next_id_) - 1)));
   }
   if (prng_.chance(options_.stop) && !open_.empty()) {
-    const auto id = open_.begin()->first;
-    cancelled_[id] = true;
-    scheduler_->stop({id, static_cast<uint32_t>(prng_.below(open_[id].size()))});
-    take_events();
+    // Who reads its text is slow: its choice is stopped late, or has ended by itself.
+    const auto request = std::next(open_.begin(), prng_.range(0, ssize(open_) - 1));
+    const auto choice = static_cast<uint32_t>(prng_.below(request->second.size()));
+    stops_.emplace(ticks_ + prng_.range(0, 30), ChoiceKey{request->first, choice});
+  }
+  while (!stops_.empty() && stops_.begin()->first <= ticks_) {
+    const ChoiceKey key = stops_.begin()->second;
+    stops_.erase(stops_.begin());
+    ++marks_[open_.contains(key.request) ? "stopped" : "stopped after its end"];
+    stop(key);
   }
   if (prng_.chance(options_.fail)) {
     device_.fail_next();
   }
   if (prng_.chance(options_.jump)) {
-    now_ += prng_.range(1'000'000, 3'600'000'000);
+    const bool back = prng_.chance(0.3);
+    ++marks_[back ? "clock went back" : "clock jumped"];
+    now_ = back ? prng_.range(0, now_) : now_ + prng_.range(1'000'000, 3'600'000'000);
   }
   if (prng_.chance(options_.drop) && !documents_.empty()) {
     documents_[prng_.below(documents_.size())].document.reset();
@@ -274,37 +304,28 @@ void Simulation::inject() {
   }
 }
 
-void Simulation::plan_and_run(bool faults) {
-  while (scheduler_->in_flight() < options_.scheduler.depth) {
-    const int64_t preempted = scheduler_->stats().preemptions;
-    const int64_t fences = scheduler_->fences();
-    const StepPlan* plan = scheduler_->schedule(now_);
-    // What is fenced comes free by itself.
-    if (scheduler_->stats().preemptions - preempted > 1 && scheduler_->fences() - fences > 1) {
-      fail("several were preempted though the first was enough");
-    }
-    if (plan == nullptr) {
-      break;
-    }
+// False if there is nothing to plan now.
+bool Simulation::plan() {
+  const int64_t preempted = scheduler_->stats().preemptions;
+  const int64_t fences = scheduler_->fences();
+  const StepPlan* plan = scheduler_->schedule(now_);
+  // What is fenced comes free by itself.
+  if (scheduler_->stats().preemptions - preempted > 1 && scheduler_->fences() - fences > 1) {
+    fail("several were preempted though the first was enough");
+  }
+  if (plan != nullptr) {
     planned_.push_back(plan);
     marks_["copied tails"] += static_cast<int64_t>(plan->copies.size());
     marks_["fenced"] += scheduler_->fences();
     check_progress(*plan);
     trace(*plan);
-    if (faults && prng_.chance(0.3)) {
-      break;  // sometimes the pipeline isn't full
-    }
   }
   take_events();
-  if (planned_.empty()) {
-    // Nothing in flight: then work must be able to go on.
-    idle_ticks_ = work_left() ? idle_ticks_ + 1 : 0;
-    if (idle_ticks_ > 3) {
-      fail("work is left, but nothing is planned");
-    }
-    return;
-  }
-  idle_ticks_ = 0;
+  return plan != nullptr;
+}
+
+// The oldest step in flight.
+void Simulation::run_and_commit() {
   const StepPlan& plan = *planned_.front();
   planned_.pop_front();
   StepResult result;
@@ -319,128 +340,22 @@ void Simulation::plan_and_run(bool faults) {
   take_events();
 }
 
-// What was decided: equal traces mean equal runs.
-void Simulation::trace(const StepPlan& plan) {
-  const auto add = [&](int64_t number) { trace_ = mix(trace_, static_cast<uint64_t>(number)); };
-  for (const RowsWork& work : plan.rows) {
-    add(static_cast<int64_t>(work.key.request * 16 + work.key.choice));
-    add(work.first_position * 1000 + work.rows);
-  }
-  add(static_cast<int64_t>(plan.copies.size()));
-  for (const ScoreTile& tile : plan.tiles) {
-    add(tile.first_row * 1000 + tile.rows);
-  }
-  add(static_cast<int64_t>(plan.selects.size() * 1000 + plan.compacts.size()));
-  add(pool_.blocks_available());
-}
-
-bool Simulation::work_left() const { return !scheduler_->idle(); }
-
-// Documents must not keep requests from running, if there is memory for them.
-void Simulation::check_progress(const StepPlan& plan) {
-  const bool choices = std::any_of(plan.rows.begin(), plan.rows.end(),
-                                   [](const RowsWork& work) { return !work.document_job; });
-  const bool could = !choices && scheduler_->stats().running > 0 && scheduler_->fences() == 0 &&
-                     scheduler_->in_flight() <= 1 &&
-                     pool_.blocks_available() + index_->blocks_idle() >=
-                         2 * static_cast<int64_t>(options_.shape.groups.size());
-  steps_without_choices_ = could ? steps_without_choices_ + 1 : 0;
-  if (steps_without_choices_ > 8) {
-    fail("requests starve beside documents");
-  }
-}
-
-void Simulation::take_events() {
-  scheduler_->take_events(events_);
-  for (const Event& event : events_) {
-    switch (event.kind) {
-      case Event::Kind::kStarted:
-        marks_["prefix hit"] += event.done > 0 ? 1 : 0;
-        break;
-      case Event::Kind::kToken:
-        on_token(event);
-        break;
-      case Event::Kind::kFinished:
-        on_finished(event);
-        break;
-      case Event::Kind::kProgress:
-        if (event.done > event.total) {
-          fail("progress beyond the end");
-        }
-        break;
-      case Event::Kind::kFullReady:
-        on_document(event, false);
-        break;
-      case Event::Kind::kScored:
-        if (event.scores->scores != truth_.jobs.at(event.key.request).scores.scores) {
-          fail("wrong scores");
-        }
-        break;
-      case Event::Kind::kVersionReady:
-        on_document(event, true);
-        break;
-      case Event::Kind::kJobDone:
-        jobs_.at(event.key.request) = true;
-        ++marks_["job done"];
-        break;
-      case Event::Kind::kJobFailed:
-        jobs_.at(event.key.request) = true;
-        if (!cancelled_.contains(event.key.request)) {
-          fail("a job failed: " + event.error);
-        }
-        break;
+void Simulation::plan_and_run(bool faults) {
+  while (scheduler_->in_flight() < options_.scheduler.depth && plan()) {
+    if (faults && prng_.chance(0.3)) {
+      break;  // sometimes the pipeline isn't full
     }
   }
-  events_.clear();  // and with them, documents
-}
-
-void Simulation::on_token(const Event& event) {
-  const auto found = open_.find(event.key.request);
-  if (found == open_.end() || found->second.at(event.key.choice).finished) {
-    return fail("a token of a request that is over");
+  if (planned_.empty()) {
+    // Nothing in flight: then work must be able to go on.
+    idle_ticks_ = scheduler_->idle() ? 0 : idle_ticks_ + 1;
+    if (idle_ticks_ > 3) {
+      fail("work is left, but nothing is planned");
+    }
+    return;
   }
-  const ChoiceTruth& truth = truth_.choices.at(event.key);
-  Progress& progress = found->second.at(event.key.choice);
-  const size_t at = progress.outputs++;
-  const size_t index = prompts_.at(event.key.request) + at;
-  if (index >= truth.tokens.size() || truth.tokens[index] != event.token) {
-    fail("request " + std::to_string(event.key.request) + " got a wrong token");
-  }
-}
-
-void Simulation::on_finished(const Event& event) {
-  const auto found = open_.find(event.key.request);
-  if (found == open_.end()) {
-    return fail("a request finished twice");
-  }
-  const ChoiceTruth& truth = truth_.choices.at(event.key);
-  Progress& progress = found->second.at(event.key.choice);
-  const size_t outputs = truth.tokens.size() - prompts_.at(event.key.request);
-  const bool early =
-      event.finish == FinishReason::kCancelled || event.finish == FinishReason::kStopString;
-  if (progress.finished || (early && !cancelled_.contains(event.key.request)) ||
-      (!early && (progress.outputs != outputs || event.finish != truth.finish))) {
-    fail("request " + std::to_string(event.key.request) + " finished wrongly");
-  }
-  progress.finished = true;
-  const auto& choices = found->second;
-  if (std::all_of(choices.begin(), choices.end(),
-                  [](const auto& c) { return c.second.finished; })) {
-    open_.erase(found);
-  }
-}
-
-void Simulation::on_document(const Event& event, bool compressed) {
-  const JobTruth& job = truth_.jobs.at(event.key.request);
-  auto truth = std::make_unique<DocumentTruth>(job.full);
-  if (compressed) {
-    truth->kept = std::get<KeptSets>(select(job.scores, job.spec.versions[event.version]));
-  }
-  const bool keep = prng_.chance(0.7);
-  documents_.push_back({keep ? event.document : nullptr, event.document, std::move(truth),
-                        "doc" + std::to_string(event.key.request) + "/" +
-                            std::to_string(compressed ? event.version + 1 : 0),
-                        event.key.request});
+  idle_ticks_ = 0;
+  run_and_commit();
 }
 
 int64_t Simulation::reclaim(int64_t blocks) {
@@ -453,22 +368,6 @@ int64_t Simulation::reclaim(int64_t blocks) {
   }
   marks_["documents reclaimed"] += pool_.blocks_available() > before ? 1 : 0;
   return pool_.blocks_available() - before;
-}
-
-void Simulation::audit() {
-  std::vector<uint32_t> pins(static_cast<size_t>(pool_.blocks_total()), 0);
-  for (const Document& document : documents_) {
-    if (const auto alive = document.alive.lock()) {
-      alive->count_refs(pins);
-    }
-  }
-  scheduler_->count_refs(pins);
-  index_->count_refs(pins);
-  fail(pool_.audit_owners(pins, scheduler_->blocks_reserved()));
-  fail(scheduler_->audit());
-  if (ticks_ % 16 == 0) {
-    fail(index_->audit());
-  }
 }
 
 std::string simulate(uint64_t seed, Marks& marks, uint64_t* trace) {

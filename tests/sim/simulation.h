@@ -37,7 +37,8 @@ struct Options {
   double stop = 0;
   double fail = 0;
   double jump = 0;
-  double drop = 0;  // a document is dropped by its owner
+  double drop = 0;   // a document is dropped by its owner
+  double burst = 0;  // more requests come at once than can wait
 
   static Options swarm(Prng& prng);
 };
@@ -47,8 +48,23 @@ class Simulation {
   Simulation(const Options& options, uint64_t seed, Marks& marks);
   ~Simulation();
 
-  /// Runs to the end. Returns the first violation, or "".
+  /// A random life, to its end. Returns the first violation, or "".
   std::string run();
+
+  // A life that somebody else decides on: any of these, as often as wanted, then finish().
+  void submit(RequestSpec spec, const DocumentTruth* on);
+  void submit(DocumentSpec spec, bool keeps_scores);
+  void cancel(WorkId id);
+  void stop(ChoiceKey key);
+  void fail_next() { device_.fail_next(); }
+  bool plan();
+  void run_and_commit();
+  void audit();
+  int64_t in_flight() const { return static_cast<int64_t>(planned_.size()); }
+  const std::string& failure() const { return failure_; }
+  /// Without faults from here on: all must end. Returns the first violation, or "".
+  std::string finish();
+
   uint64_t trace() const { return trace_; }
   std::string log() const { return scheduler_->log().text() + scheduler_->describe(); }
 
@@ -78,10 +94,9 @@ class Simulation {
   void on_finished(const Event& event);
   void on_document(const Event& event, bool compressed);
   int64_t reclaim(int64_t blocks);
-  void audit();
+  void check_end();
   void check_progress(const StepPlan& plan);
   std::vector<TokenId> random_tokens(int64_t count);
-  bool work_left() const;
 
   Options options_;
   Prng prng_;
@@ -98,6 +113,7 @@ class Simulation {
   std::map<WorkId, bool> jobs_;                          // finished?
   std::map<WorkId, bool> cancelled_;
   std::map<WorkId, size_t> prompts_;         // tokens
+  std::multimap<int64_t, ChoiceKey> stops_;  // by the tick in which they come
   std::vector<std::vector<TokenId>> texts_;  // shared beginnings
   WorkId next_id_ = 1;
   TimeUs now_ = 1;
