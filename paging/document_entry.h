@@ -26,7 +26,8 @@ struct DocumentStore::Stored {
   int64_t file_bytes = 0;
   int64_t readers = 0;
   int64_t uses = 0;
-  bool held = false;  // counted in held_
+  bool held = false;     // counted in held_
+  bool counted = false;  // among the resident ones
   // Its places in the queues; meaningful if it is in them.
   double memory_value = 0;
   double file_value = 0;

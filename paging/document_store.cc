@@ -89,6 +89,7 @@ void DocumentStore::add_version(Entry& entry, const std::shared_ptr<Stored>& ver
       entry.versions.begin(), entry.versions.end(), version->identity,
       [](const VersionIdentity& a, const auto& b) { return comes_before(a, b->identity); });
   entry.versions.insert(place, version);
+  ++totals_.versions;
   update_held(*version);
   update_queues(*version);
   if (entry.listing.pinned && pinned_ > limits_.pinned_blocks) {
@@ -146,6 +147,7 @@ void DocumentStore::remove_version(Entry& entry, Stored& version) {
   const std::shared_ptr<Stored> keep = versions_.at(version.birth);
   std::erase(entry.versions, keep);
   version.retired = true;
+  --totals_.versions;
   if (version.stored) {
     version.stored = false;
     file_bytes_ -= version.file_bytes;
@@ -161,8 +163,7 @@ void DocumentStore::remove_version(Entry& entry, Stored& version) {
   update_held(version);
   update_queues(version);
   if (version.readers == 0) {
-    version.document.reset();
-    versions_.erase(version.birth);
+    forget(version);
   }
 }
 
@@ -362,9 +363,14 @@ void DocumentStore::release(Stored& version) {
   update_held(version);
   update_queues(version);
   if (version.retired && version.readers == 0) {
-    version.document.reset();
-    versions_.erase(version.birth);
+    forget(version);
   }
+}
+
+void DocumentStore::forget(Stored& version) {
+  version.document.reset();
+  update_queues(version);
+  versions_.erase(version.birth);
 }
 
 void DocumentStore::update_held(Stored& version) {
@@ -393,11 +399,6 @@ void DocumentStore::count_refs(std::span<uint32_t> refs) const {
 DocumentStore::Stats DocumentStore::stats() const {
   Stats stats = totals_;
   stats.documents = static_cast<int64_t>(entries_.size());
-  for (const auto& [birth, version] : versions_) {
-    stats.versions += version->retired ? 0 : 1;
-    stats.resident_blocks += version->document != nullptr ? version->blocks : 0;
-    stats.evictable_blocks += version->in_memory_queue ? version->blocks : 0;
-  }
   stats.held_blocks = held_;
   stats.pinned_blocks = pinned_;
   stats.file_bytes = file_bytes_;
@@ -408,6 +409,8 @@ std::string DocumentStore::audit() const {
   int64_t held = 0;
   int64_t pinned = 0;
   int64_t bytes = 0;
+  int64_t resident_blocks = 0;
+  int64_t evictable_blocks = 0;
   size_t in_entries = 0;
   for (const auto& [id, entry] : entries_) {
     for (const auto& version : entry->versions) {
@@ -428,6 +431,8 @@ std::string DocumentStore::audit() const {
     pinned += v.pinned ? v.blocks : 0;
     bytes += v.stored ? v.file_bytes : 0;
     const bool resident = v.document != nullptr;
+    resident_blocks += resident ? v.blocks : 0;
+    evictable_blocks += v.in_memory_queue ? v.blocks : 0;
     if (v.held != (v.readers > 0 || v.pinned) || (v.retired && v.readers == 0) ||
         v.in_memory_queue != (resident && !v.held && !v.retired) ||
         v.in_file_queue != (v.stored && !v.pinned && !v.restoring) ||
@@ -440,6 +445,10 @@ std::string DocumentStore::audit() const {
   if (alive != in_entries || held != held_ || pinned != pinned_ || bytes != file_bytes_) {
     return fmt::format("sums: {} of {} versions, held {} of {}, pinned {} of {}, bytes {} of {}",
                        alive, in_entries, held_, held, pinned_, pinned, file_bytes_, bytes);
+  }
+  if (resident_blocks != totals_.resident_blocks || evictable_blocks != totals_.evictable_blocks ||
+      static_cast<int64_t>(alive) != totals_.versions) {
+    return "the gauges are wrong";
   }
   return pinned_ > limits_.pinned_blocks ? "too much is pinned" : "";
 }

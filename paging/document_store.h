@@ -214,6 +214,7 @@ class DocumentStore {
   void changed_listing(Entry& entry);
   std::shared_ptr<const Document> hold(const std::shared_ptr<Stored>& version);
   void release(Stored& version);
+  void forget(Stored& version);
   void update_held(Stored& version);
   void update_queues(Stored& version);
   static double cost_to_make(const Stored& version);
@@ -241,7 +242,7 @@ class DocumentStore {
   std::shared_ptr<Stored> writing_;  // or null
   uint64_t writing_revision_ = 0;    // of its listing in the file
   int64_t file_bytes_ = 0;           // stored, and being written
-  Stats totals_;                     // those since the start
+  Stats totals_;                     // what isn't counted elsewhere
 };
 
 }  // namespace pagezip

@@ -29,7 +29,13 @@ void DocumentStore::update_queues(Stored& version) {
   if (version.in_file_queue) {
     file_queue_.erase({version.file_value, version.birth});
   }
-  version.in_memory_queue = version.document != nullptr && !version.held && !version.retired;
+  const bool resident = version.document != nullptr;
+  const auto blocks_if = [&](bool condition) { return condition ? version.blocks : 0; };
+  totals_.resident_blocks += blocks_if(resident) - blocks_if(version.counted);
+  totals_.evictable_blocks -= blocks_if(version.in_memory_queue);
+  version.counted = resident;
+  version.in_memory_queue = resident && !version.held && !version.retired;
+  totals_.evictable_blocks += blocks_if(version.in_memory_queue);
   version.in_file_queue = version.stored && !version.pinned && !version.restoring;
   const double uses = 1 + static_cast<double>(version.uses);
   if (version.in_memory_queue) {
