@@ -54,7 +54,7 @@ class ModelDevice : public Device {
   const Clock& clock_;
   ScoreSlot slot_;
   std::map<ChoiceKey, Entry> samplers_;
-  std::vector<float> logits_;  // [rows that are sampled, vocab]
+  std::vector<float> logits_;    // [rows that are sampled, vocab]
   std::vector<TokenId> tokens_;  // sampled by earlier steps, read by the one in hand
   std::vector<RowSpan> spans_;
   std::vector<uint32_t> pairs_;

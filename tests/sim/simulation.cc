@@ -71,9 +71,9 @@ Simulation::Simulation(const Options& options, uint64_t seed, Marks& marks)
       marks_(marks),
       pool_(options.shape.geometry, options.blocks),
       index_(std::make_unique<PrefixIndex>(pool_, options.shape.groups)),
-      scheduler_(std::make_unique<Scheduler>(options.scheduler, CostModel(options.cost), pool_,
-                                             *index_, options.shape.groups,
-                                             [this](int64_t blocks, bool) { return reclaim(blocks); })),
+      scheduler_(std::make_unique<Scheduler>(
+          options.scheduler, CostModel(options.cost), pool_, *index_, options.shape.groups,
+          [this](int64_t blocks, bool) { return reclaim(blocks); })),
       device_(options_.shape, truth_) {
   for (int i = 0; i < 3; ++i) {
     texts_.push_back(random_tokens(prng_.range(1, 80)));
