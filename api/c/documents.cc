@@ -73,10 +73,10 @@ std::shared_ptr<Pool> create_pool(const pagezip_pool_options* from) {
           "layers or kv_heads are not 1 to 4096");
   geometry.kv_heads = options.kv_heads;
   geometry.layers_per_block = options.layers;
-  require(options.order == PAGEZIP_LAYERS_FIRST || options.order == PAGEZIP_HEADS_FIRST,
+  const int32_t order = number_of(options.order);
+  require(order == PAGEZIP_LAYERS_FIRST || order == PAGEZIP_HEADS_FIRST,
           "an order of blocks that doesn't exist");
-  geometry.order =
-      options.order == PAGEZIP_LAYERS_FIRST ? BlockOrder::kLayerMajor : BlockOrder::kHeadMajor;
+  geometry.order = order == PAGEZIP_LAYERS_FIRST ? BlockOrder::kLayerMajor : BlockOrder::kHeadMajor;
   require(
       options.base != nullptr && reinterpret_cast<uintptr_t>(options.base) % PageLayout::kUnit == 0,
       "base is null or not aligned to 64 bytes");

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -61,6 +62,16 @@ T read_struct(const T* from, const char* name) {
   }
   known.size = sizeof known;
   return known;
+}
+
+/// A caller's enum as a number: it may be none of the enum's values, and C++ must not look at it as
+/// one then.
+template <typename Enum>
+int32_t number_of(const Enum& value) {
+  static_assert(sizeof(Enum) == sizeof(int32_t));
+  int32_t number = 0;
+  std::memcpy(&number, &value, sizeof number);
+  return number;
 }
 
 /// Fills a caller's struct as far as it knows the fields. `to` was initialised with its size.

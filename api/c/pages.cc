@@ -12,7 +12,8 @@ static_assert(static_cast<int>(KeyOrder::kTransposed) == PAGEZIP_K_TRANSPOSED);
 static_assert(static_cast<int>(KeyOrder::kPlain) == PAGEZIP_K_PLAIN);
 static_assert(PageLayout::kUnit == PAGEZIP_UNIT_BYTES);
 
-KvType read_type(pagezip_kv_type type) {
+KvType read_type(const pagezip_kv_type& from) {
+  const int32_t type = number_of(from);
   require(type == PAGEZIP_F32 || type == PAGEZIP_F16 || type == PAGEZIP_BF16,
           "a KV type that doesn't exist");
   return static_cast<KvType>(type);
@@ -26,10 +27,11 @@ PageLayout read_page(const pagezip_page* from) {
           "page_tokens is not 16, 32 or 64");
   require(page.head_dim > 0 && page.head_dim <= kHeadDimMax && page.head_dim % 16 == 0,
           "head_dim is not a multiple of 16 up to 1024");
-  require(page.key_order == PAGEZIP_K_TRANSPOSED || page.key_order == PAGEZIP_K_PLAIN,
+  const int32_t key_order = number_of(page.key_order);
+  require(key_order == PAGEZIP_K_TRANSPOSED || key_order == PAGEZIP_K_PLAIN,
           "an order of keys that doesn't exist");
   return {read_type(page.k_type), read_type(page.v_type), page.page_tokens, page.head_dim,
-          static_cast<KeyOrder>(page.key_order)};
+          static_cast<KeyOrder>(key_order)};
 }
 
 Segment read_segment(const pagezip_segment* from, int32_t layer_end, int32_t kv_heads) {
