@@ -89,7 +89,7 @@ class Machine {
         pool_(geometry(), int64_t{400'000} * static_cast<int64_t>(groups_.size())),
         index_(std::make_unique<PrefixIndex>(pool_, groups_)),
         scheduler_(std::make_unique<Scheduler>(config(), CostModel(CostCoefficients{}), pool_,
-                                               *index_, groups_, [](int64_t) { return 0; })) {
+                                               *index_, groups_, [](int64_t, bool) { return 0; })) {
     for (int i = 0; i < 8; ++i) {
       prefixes_.push_back(tokens(256));
     }
