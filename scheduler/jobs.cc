@@ -210,6 +210,7 @@ void Scheduler::next_version(Job& job) {
 
 double Scheduler::plan_compaction(StepPlan& plan, Job& job, double budget_us, bool must) {
   double used = 0;
+  const size_t planned = plan.selects.size() + plan.compacts.size();
   if (job.stage == JobStage::kSelect) {
     const bool cut = job.spec.source_cut.has_value();
     const double cost = cost_.select_us(job.final_scores->pairs()) * (cut ? 2 : 1);
@@ -235,7 +236,8 @@ double Scheduler::plan_compaction(StepPlan& plan, Job& job, double budget_us, bo
       used += cost;
     }
   }
-  if (used > 0) {
+  // Not by what was used: copying a part of a pair costs nothing.
+  if (plan.selects.size() + plan.compacts.size() > planned) {
     job.lane.last_step = plan.step;
   }
   plan.compacts_us += used;
