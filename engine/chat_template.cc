@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "base/error.h"
 #include "engine/jinja_text.h"
 #include "engine/utf8.h"
@@ -99,6 +100,19 @@ RenderedPrompt render_single_turn(const ChatTemplate& chat_template, std::string
   }
 }
 
+PromptParts parts_around_sentinel(const RenderedPrompt& prompt, const Tokenizer& tokenizer) {
+  const size_t begin = prompt.text.find(kSentinel);
+  if (begin == std::string::npos || prompt.text.find(kSentinel, begin + 1) != std::string::npos) {
+    throw Error(ErrorKind::kModelFile,
+                "the chat template does not write the user's text exactly once; --chat-template "
+                "overrides it");
+  }
+  const RenderedPrompt prefix = part_of(prompt, 0, begin);
+  const RenderedPrompt postfix = part_of(prompt, begin + kSentinel.size(), prompt.text.size());
+  return {prefix.text, postfix.text, encode_prompt(prefix, tokenizer),
+          encode_prompt(postfix, tokenizer)};
+}
+
 }  // namespace
 
 ChatTemplate::ChatTemplate(std::string_view source, std::string_view bos, std::string_view eos)
@@ -149,10 +163,17 @@ std::vector<TokenId> encode_prompt(const RenderedPrompt& prompt, const Tokenizer
   return ids;
 }
 
+PromptParts conversation_parts(const ChatTemplate& chat_template, const Tokenizer& tokenizer,
+                               std::vector<ChatMessage> messages, size_t at, int64_t time) {
+  CHECK_LT(at, messages.size());
+  messages[at].content.insert(0, kSentinel);
+  return parts_around_sentinel(chat_template.render(messages, time), tokenizer);
+}
+
 PromptParts prompt_parts(const ChatTemplate* chat_template, const Tokenizer& tokenizer,
                          std::string_view system, int64_t time) {
-  PromptParts parts;
   if (!chat_template) {
+    PromptParts parts;
     parts.postfix = "\n\nAnswer: ";
     parts.postfix_ids = tokenizer.encode(parts.postfix, false);
     if (const std::optional<TokenId> bos = tokenizer.bos()) {
@@ -161,25 +182,13 @@ PromptParts prompt_parts(const ChatTemplate* chat_template, const Tokenizer& tok
     }
     return parts;
   }
-  const RenderedPrompt prompt = render_single_turn(*chat_template, system, time);
-  const size_t begin = prompt.text.find(kSentinel);
-  if (begin == std::string::npos || prompt.text.find(kSentinel, begin + 1) != std::string::npos) {
-    throw Error(ErrorKind::kModelFile,
-                "the chat template does not write the user's text exactly once; --chat-template "
-                "overrides it");
-  }
-  const size_t end = begin + kSentinel.size();
-  const RenderedPrompt prefix = part_of(prompt, 0, begin);
-  const RenderedPrompt postfix = part_of(prompt, end, prompt.text.size());
+  PromptParts parts =
+      parts_around_sentinel(render_single_turn(*chat_template, system, time), tokenizer);
   const std::string wanted = jinja::strip(Text(system), nullptr, true, true).bytes();
-  if (prefix.text.find(wanted) == std::string::npos &&
-      postfix.text.find(wanted) == std::string::npos) {
+  if (parts.prefix.find(wanted) == std::string::npos &&
+      parts.postfix.find(wanted) == std::string::npos) {
     throw Error(ErrorKind::kUsage, "this model's chat template leaves out the system message");
   }
-  parts.prefix = prefix.text;
-  parts.postfix = postfix.text;
-  parts.prefix_ids = encode_prompt(prefix, tokenizer);
-  parts.postfix_ids = encode_prompt(postfix, tokenizer);
   return parts;
 }
 

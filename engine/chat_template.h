@@ -66,6 +66,12 @@ struct PromptParts {
   std::vector<TokenId> postfix_ids;
 };
 
+/// A conversation, cut in front of the content of message `at`, where other text stands that isn't
+/// among the messages: a document. Throws as render(), and Error(kModelFile) for a template that
+/// doesn't write that content exactly once.
+PromptParts conversation_parts(const ChatTemplate& chat_template, const Tokenizer& tokenizer,
+                               std::vector<ChatMessage> messages, size_t at, int64_t time);
+
 /// For [system, user], or [user] alone if `system` is empty. Throws Error(kUsage) where the
 /// template takes no system message. Without a template (null): the BOS token, if the model has
 /// one, and "\n\nAnswer: "; the system message has no place there and is left out.

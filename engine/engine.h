@@ -116,6 +116,15 @@ struct DocumentInfo {
   std::shared_ptr<DocumentTask> task;  // while something of it is being made
 };
 
+/// One version of a document in detail.
+struct VersionDetail {
+  VersionIdentity version;
+  std::shared_ptr<const DocumentIdentity> identity;
+  DocumentShape shape;
+  std::shared_ptr<const ScoreSet> scores;  // null: not kept, or not in memory
+  std::string file;                        // its path; "": not on disk, or not yet
+};
+
 class Engine {
  public:
   /// Borrows everything. Measures the machine for about as long as a short prompt takes.
@@ -144,6 +153,11 @@ class Engine {
   // These answer at the next step. Documents of others are not found.
   std::future<std::optional<DocumentInfo>> document(Requester requester, std::string id);
   std::future<std::vector<DocumentInfo>> documents(Requester requester);
+  /// Of the version kept nearest to the ratio, without one of the smallest.
+  std::future<std::optional<VersionDetail>> version_detail(Requester requester, std::string id,
+                                                           std::optional<double> keep_ratio);
+  /// The id of a document that was made of the same in the same scope; "" if there is none.
+  std::future<std::string> find_same(DocumentRequest request);
   /// Throws Error(kUsage) for a name or a time that no file can hold.
   std::future<ChangeAnswer> change_document(Requester requester, std::string id,
                                             DocumentChange change);
@@ -195,7 +209,7 @@ class Engine {
   template <typename Result>
   std::future<Result> ask(std::function<Result()> question);
   void check(const DocumentRequest& request) const;
-  void begin(DocumentRequest request, const std::shared_ptr<DocumentTask>& task);
+  void begin(const DocumentRequest& request, const std::shared_ptr<DocumentTask>& task);
   void begin_version(const Requester& requester, const std::string& id,
                      const RepeatPrompts& prompts, const VersionSpec& version,
                      const std::shared_ptr<DocumentTask>& task);

@@ -76,9 +76,8 @@ std::shared_ptr<DocumentTask> Engine::create_document(DocumentRequest request) {
   }
   check(request);
   auto task = std::make_shared<DocumentTask>(next_id_++);
-  const bool posted = post(
-      [this, request = std::move(request), task]() mutable { begin(std::move(request), task); },
-      true);
+  const bool posted =
+      post([this, request = std::move(request), task] { begin(request, task); }, true);
   return posted ? task : nullptr;
 }
 
@@ -105,6 +104,37 @@ std::future<std::vector<DocumentInfo>> Engine::documents(Requester requester) {
       }
     }
     return infos;
+  });
+}
+
+std::future<std::optional<VersionDetail>> Engine::version_detail(Requester requester,
+                                                                 std::string id,
+                                                                 std::optional<double> keep_ratio) {
+  return ask<std::optional<VersionDetail>>(
+      [this, requester = std::move(requester), id = std::move(id), keep_ratio] {
+        std::optional<VersionDetail> detail;
+        const std::optional<FileKey> key =
+            is_theirs(id, requester) ? store_.pick(id, keep_ratio) : std::nullopt;
+        if (key.has_value()) {
+          detail.emplace();
+          detail->version = *store_.version(*key);
+          detail->identity = store_.info(id).value().identity;
+          detail->shape = *store_.shape(*key);
+          detail->scores = store_.scores(id);
+          if (store_.is_stored(*key)) {
+            detail->file = options_.folder + "/" + DocumentDirectory::file_name(*key);
+          }
+        }
+        return detail;
+      });
+}
+
+std::future<std::string> Engine::find_same(DocumentRequest request) {
+  if (request.listing.scope.name.empty()) {
+    request.listing.scope = {Scope::Kind::kTenant, request.tenant};
+  }
+  return ask<std::string>([this, request = std::move(request)] {
+    return store_.find_same(request.listing.scope, identity_of(request));
   });
 }
 
@@ -158,7 +188,7 @@ std::optional<DocumentInfo> Engine::describe(const std::string& id,
   if (!is_theirs(id, requester)) {
     return std::nullopt;
   }
-  DocumentInfo info{*store_.info(id), nullptr};
+  DocumentInfo info{store_.info(id).value(), nullptr};
   for (const auto& [work, live] : tasks_) {
     if (live.document == id) {
       info.task = live.task;
@@ -206,7 +236,7 @@ DocumentIdentity Engine::identity_of(const DocumentRequest& request) const {
   return identity;
 }
 
-void Engine::begin(DocumentRequest request, const std::shared_ptr<DocumentTask>& task) {
+void Engine::begin(const DocumentRequest& request, const std::shared_ptr<DocumentTask>& task) {
   if (request.parent.empty()) {
     return add_document(request, {}, identity_of(request), task);
   }
@@ -242,7 +272,7 @@ void Engine::begin_child(const DocumentRequest& request, const DocumentStore::Le
                     request.parent, parent.document->segments() - 1));
   }
   DocumentIdentity identity = identity_of(request);
-  DocumentIdentity behind = *store_.info(parent.key.id)->identity;
+  DocumentIdentity behind = *store_.info(parent.key.id).value().identity;
   behind.version = parent.version;
   identity.parent = parent_record(behind);
   add_document(request, parent, std::move(identity), task);
@@ -272,7 +302,7 @@ void Engine::add_document(const DocumentRequest& request, const DocumentStore::L
   spec.versions = request.versions;
   std::vector<TokenId> before;
   if (parent.document != nullptr) {
-    before = store_.info(parent.key.id)->identity->context_ids;
+    before = store_.info(parent.key.id).value().identity->context_ids;
     spec.space += chain_of(parent.key);
     // Not the lease: a document must not hold its parent against others.
     spec.parent = store_.pages(parent.key);
@@ -314,7 +344,7 @@ void Engine::begin_version(const Requester& requester, const std::string& id,
   if (!is_theirs(id, requester)) {
     return task->fail("no document " + id);
   }
-  const DocumentStore::Info info = *store_.info(id);
+  const DocumentStore::Info info = store_.info(id).value();
   const auto tokens = static_cast<int64_t>(info.identity->context_ids.size());
   if (tokens + static_cast<int64_t>(info.identity->prefix_ids.size()) +
           prompts.rows_max(tokens, options_.chunk_tokens) >
@@ -359,7 +389,7 @@ void Engine::begin_version(const Requester& requester, const std::string& id,
 }
 
 DocumentSpec Engine::spec_of_version(const std::string& tenant, const LiveTask& live) const {
-  const DocumentStore::Info info = *store_.info(live.document);
+  const DocumentStore::Info info = store_.info(live.document).value();
   DocumentSpec spec;
   spec.tenant = tenant;
   spec.space = space(tenant);

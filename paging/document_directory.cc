@@ -39,10 +39,6 @@ std::optional<FileKey> key_of(std::string_view name) {
   return key;
 }
 
-std::string name_of(const FileKey& key) {
-  return key.id + "." + std::to_string(key.version) + std::string(kSuffix);
-}
-
 // What a temporary of AtomicFile is called.
 bool is_temporary(const std::string& name) {
   return name.find(std::string(kSuffix) + AtomicFile::kTemporaryMark) != std::string::npos;
@@ -132,7 +128,7 @@ std::optional<DocumentHeader> DocumentDirectory::read_header(const FileKey& key)
     if (is_ours && error.kind() == ErrorKind::kModelFile) {
       set_aside(key, error.what());
     } else {
-      add_finding(Finding::Action::kLeftAlone, name_of(key), error.what());
+      add_finding(Finding::Action::kLeftAlone, file_name(key), error.what());
     }
   }
   return std::nullopt;
@@ -143,8 +139,12 @@ void DocumentDirectory::add_finding(Finding::Action action, const std::string& n
   findings_.push_back({action, name, reason});
 }
 
+std::string DocumentDirectory::file_name(const FileKey& key) {
+  return key.id + "." + std::to_string(key.version) + std::string(kSuffix);
+}
+
 std::string DocumentDirectory::path(const FileKey& key) const {
-  return folder_ + "/" + name_of(key);
+  return folder_ + "/" + file_name(key);
 }
 
 std::unique_ptr<DocumentDirectory::Write> DocumentDirectory::write(const FileKey& key,
@@ -194,7 +194,7 @@ void DocumentDirectory::remove(const FileKey& key) {
 void DocumentDirectory::set_aside(const FileKey& key, const std::string& reason) {
   const std::string from = path(key);
   const bool moved = files_.rename(from, from + std::string(kAsideSuffix)) == 0;
-  add_finding(moved ? Finding::Action::kSetAside : Finding::Action::kLeftAlone, name_of(key),
+  add_finding(moved ? Finding::Action::kSetAside : Finding::Action::kLeftAlone, file_name(key),
               reason);
   if (const auto found = sizes_.find(key); found != sizes_.end()) {
     bytes_ -= found->second;

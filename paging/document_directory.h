@@ -52,6 +52,9 @@ class DocumentDirectory {
   DocumentDirectory(const DocumentDirectory&) = delete;
   DocumentDirectory& operator=(const DocumentDirectory&) = delete;
 
+  /// Of a file in its folder.
+  static std::string file_name(const FileKey& key);
+
   /// What was there when the folder was opened, by key; a second call returns nothing. Pairs and
   /// scores are not verified before they are read.
   std::vector<File> take_files() { return std::exchange(found_, {}); }

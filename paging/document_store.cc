@@ -282,6 +282,16 @@ const VersionIdentity* DocumentStore::version(const FileKey& key) const {
   return version == nullptr ? nullptr : &version->identity;
 }
 
+const DocumentShape* DocumentStore::shape(const FileKey& key) const {
+  const Stored* version = find(key);
+  return version == nullptr ? nullptr : &version->shape;
+}
+
+bool DocumentStore::is_stored(const FileKey& key) const {
+  const Stored* version = find(key);
+  return version != nullptr && version->stored;
+}
+
 std::shared_ptr<const Document> DocumentStore::pages(const FileKey& key) const {
   const Stored* version = find(key);
   return version == nullptr ? nullptr : version->document;

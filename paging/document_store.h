@@ -132,6 +132,9 @@ class DocumentStore {
   /// Null: no such document. Valid until the next call that isn't const.
   const DocumentListing* listing(const std::string& id) const;
   const VersionIdentity* version(const FileKey& key) const;
+  /// Likewise. Its lengths are empty for a full version, and for one with a parent.
+  const DocumentShape* shape(const FileKey& key) const;
+  bool is_stored(const FileKey& key) const;
   /// Without a lease: for a document that stands behind this one and need not stay. Null if it
   /// isn't resident.
   std::shared_ptr<const Document> pages(const FileKey& key) const;

@@ -6,6 +6,7 @@ set -euo pipefail
 packages=(
   build-essential cmake ninja-build pkg-config git
   libhwy-dev libxxhash-dev libpcre2-dev libfmt-dev libcli11-dev nlohmann-json3-dev
+  libboost1.81-dev libboost-json1.81-dev libssl-dev prometheus-cpp-dev # the server; removes 1.74's headers
   libgtest-dev libgmock-dev libbenchmark-dev
   python3-venv                  # the model download runs pip in a virtual environment
   clang-format-14 clang-tidy-19 # versions are pinned: other ones format and warn differently

@@ -19,33 +19,43 @@ int fail(ErrorKind kind, std::string message) {
   return static_cast<int>(kind);
 }
 
-void run(int argc, const char* const* argv) {
-  const ParsedOptions parsed = parse_options(argc, argv);
-  if (!parsed.print.empty()) {
-    Output().write(parsed.print);
-    return;
-  }
-  switch (parsed.options.verb) {
+void run_verb(const Options& options) {
+  switch (options.verb) {
     case Verb::kAsk:
-      return run_ask(parsed.options);
+      return run_ask(options);
     case Verb::kCompress:
-      return run_compress(parsed.options);
+      return run_compress(options);
     case Verb::kQuery:
-      return run_query(parsed.options);
+      return run_query(options);
     case Verb::kInspect:
-      return run_inspect(parsed.options);
+      return run_inspect(options);
     case Verb::kScores:
-      return run_scores(parsed.options);
+      return run_scores(options);
     case Verb::kTokenize:
-      return run_tokenize(parsed.options);
+      return run_tokenize(options);
+    case Verb::kServe:
+      break;
   }
 }
 
-int run_and_catch(int argc, const char* const* argv) {
-  install_signal_handlers();
-  try {
-    run(argc, argv);
+// Returns the exit code.
+int run(int argc, const char* const* argv) {
+  const ParsedOptions parsed = parse_options(argc, argv);
+  if (!parsed.print.empty()) {
+    Output().write(parsed.print);
     return 0;
+  }
+  if (parsed.options.verb == Verb::kServe) {
+    return run_serve(parsed.options);  // deals with signals itself
+  }
+  install_signal_handlers();
+  run_verb(parsed.options);
+  return 0;
+}
+
+int run_and_catch(int argc, const char* const* argv) {
+  try {
+    return run(argc, argv);
   } catch (const Error& error) {
     return fail(error.kind(), error.what());
   } catch (const Cancelled&) {

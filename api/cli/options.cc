@@ -2,112 +2,19 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-#include <charconv>
 #include <functional>
 #include <thread>
 #include <utility>
 
 #include "api/cli/files.h"
+#include "api/cli/option_kinds.h"
+#include "api/cli/serve_options.h"
 #include "base/error.h"
 #include "engine/utf8.h"
 #include "kernels/kernels.h"
 
 namespace pagezip {
 namespace {
-
-/// Help that fits a terminal of 80 columns.
-class HelpFormatter : public CLI::Formatter {
- public:
-  HelpFormatter() { column_width(kColumn); }
-  std::string make_option_desc(const CLI::Option* option) const override {
-    std::string wrapped;
-    size_t column = 0;
-    for (const std::string& word : CLI::detail::split(option->get_description(), ' ')) {
-      if (column > 0 && column + 1 + word.size() > kWidth - kColumn) {
-        wrapped += '\n';
-        column = 0;
-      } else if (column > 0) {
-        wrapped += ' ';
-        ++column;
-      }
-      wrapped += word;
-      column += word.size();
-    }
-    return wrapped;
-  }
-
- private:
-  static constexpr size_t kWidth = 79;
-  static constexpr size_t kColumn = 26;
-};
-
-template <typename T>
-struct Range {
-  T min;
-  T max;
-  bool open_at_min = false;  // min itself is out
-  const char* unit = "";
-
-  // Written so that NaN is in no range.
-  bool holds(T value) const { return (open_at_min ? value > min : value >= min) && value <= max; }
-  std::string text() const {
-    return fmt::format("{}{}, {}]{}{}", open_at_min ? '(' : '[', min, max, *unit ? " " : "", unit);
-  }
-};
-
-/// An option that takes one number, strictly parsed: no octal, no trailing text, no NaN.
-template <typename T>
-CLI::Option* add_number(CLI::App& app, const std::string& name, T& value, const Range<T>& range,
-                        const std::string& description, const std::string& default_text = "") {
-  const auto parse = [&value, range, name](const std::string& text) {
-    T parsed{};
-    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), parsed);
-    if (code != std::errc() || end != text.data() + text.size() || !range.holds(parsed)) {
-      throw CLI::ValidationError(name,
-                                 fmt::format("\"{}\" is not a number in {}", text, range.text()));
-    }
-    value = parsed;
-  };
-  return app
-      .add_option_function<std::string>(
-          name, parse,
-          fmt::format("{}; {}, default {}", description, range.text(),
-                      default_text.empty() ? fmt::format("{}", value) : default_text))
-      ->option_text("NUM");
-}
-
-template <typename T>
-using Choices = std::vector<std::pair<std::string, T>>;
-
-template <typename T>
-CLI::Option* add_choice(CLI::App& app, const std::string& name, T& value, const Choices<T>& choices,
-                        const std::string& description) {
-  std::string names;
-  std::string chosen;
-  for (const auto& [text, choice] : choices) {
-    names += (names.empty() ? "" : "|") + text;
-    chosen = choice == value ? text : chosen;
-  }
-  const auto parse = [&value, choices, name, names](const std::string& given) {
-    for (const auto& [text, choice] : choices) {
-      if (text == given) {
-        value = choice;
-        return;
-      }
-    }
-    throw CLI::ValidationError(name, fmt::format("\"{}\" is none of {}", given, names));
-  };
-  return app
-      .add_option_function<std::string>(
-          name, parse, fmt::format("{}; {}, default {}", description, names, chosen))
-      ->option_text("NAME");
-}
-
-CLI::Option* add_text(CLI::App& app, const std::string& name, std::string& value,
-                      const std::string& kind, const std::string& description) {
-  return app.add_option(name, value, description)->option_text(kind);
-}
 
 constexpr int64_t kContextMax = int64_t{1} << 30;
 
@@ -271,6 +178,15 @@ void add_file_verbs(CLI::App& app, Options& o) {
   add_text(*tokenize, "text", o.text, "TEXT", "The text, \"-\" for standard input")->required();
 }
 
+void add_serve(CLI::App& app, Options& o) {
+  CLI::App* serve =
+      add_verb(app, o, Verb::kServe, "serve", "Serve a model over HTTP, as OpenAI does");
+  add_runtime(*serve, o.runtime);
+  add_kv(*serve, o.runtime);
+  add_serve_options(*serve, o.serve);
+  serve->fallthrough();  // for --config
+}
+
 // What CLI11 can't see: text that is none.
 void check_texts(const Options& o) {
   check_text(o.runtime.system.value_or(""), "--system");
@@ -301,6 +217,9 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
       "4 out of memory, 5 output can't be written, 130 and 143 ended by a signal.");
   add_answering_verbs(app, parsed.options);
   add_file_verbs(app, parsed.options);
+  add_serve(app, parsed.options);
+  app.set_config("--config", "", "Options of serve, as TOML or INI: [serve] port = 8080")
+      ->option_text("FILE");
   // CLI11 would only say that a subcommand is required.
   const auto is_named = [&](const CLI::App* verb) { return verb->get_name() == argv[1]; };
   if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_named).empty()) {

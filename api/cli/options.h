@@ -6,11 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "api/http/options.h"
 #include "engine/pipeline.h"
 
 namespace pagezip {
 
-enum class Verb : uint8_t { kAsk, kCompress, kQuery, kInspect, kScores, kTokenize };
+enum class Verb : uint8_t { kAsk, kCompress, kQuery, kInspect, kScores, kTokenize, kServe };
 
 /// How the model runs.
 struct RuntimeOptions {
@@ -48,6 +49,7 @@ struct Options {
   bool json = false;
   std::string text;  // of tokenize
   bool parse_special = false;
+  http::ServeOptions serve;  // what isn't in `runtime`
 };
 
 struct ParsedOptions {

@@ -11,5 +11,7 @@ void run_query(const Options& options);
 void run_inspect(const Options& options);
 void run_scores(const Options& options);
 void run_tokenize(const Options& options);
+/// Returns the exit code: signals end it in order.
+int run_serve(const Options& options);
 
 }  // namespace pagezip
