@@ -269,6 +269,8 @@ void Engine::serve(GenerateRequest request, const std::shared_ptr<OutputStream>&
   spec.output_max = std::min(request.output_max, room);
   spec.choices = request.choices;
   spec.ignore_end = request.ignore_end;
+  // What was asked for at most ends where the memory does; a prompt that doesn't fit is refused.
+  spec.output_max = std::max<int64_t>(1, scheduler_.output_room(spec));
   live->usage.prompt_tokens = prompt;
   live->stream = stream;
   live->open = request.choices;

@@ -73,8 +73,8 @@ struct GenerateRequest {
   /// smallest that there is, while it is made the full one.
   std::optional<double> keep_ratio;
   std::vector<TokenId> prompt;
-  int64_t output_max = 128;
-  uint32_t choices = 1;  // choice k is sampled with seed + k
+  int64_t output_max = 128;  // fewer where the context or the pool end
+  uint32_t choices = 1;      // choice k is sampled with seed + k
   SamplingParams sampling;
   std::vector<std::string> stops;
   int top_logprobs = -1;  // negative: no log-probabilities at all

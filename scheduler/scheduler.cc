@@ -108,19 +108,33 @@ void Scheduler::close_tenant(const std::string& name) {
   }
 }
 
+// Beside the documents that others use it must be able to run to its end.
+bool Scheduler::fits(const RequestSpec& spec, int64_t output) const {
+  const Sequence empty(pool_, groups_, 0);
+  const auto prompt = static_cast<int64_t>(spec.prompt.size());
+  int64_t most = blocks_for(empty, prompt + output) + blocks_for_fork(spec);
+  most += std::max(config_.document_blocks,
+                   spec.document == nullptr ? 0 : spec.document->blocks_held());
+  return most <= pool_.blocks_total() && spec.choices <= config_.running_max;
+}
+
+int64_t Scheduler::output_room(const RequestSpec& spec) const {
+  int64_t fitting = 0;
+  int64_t not_fitting = spec.output_max + 1;
+  while (not_fitting - fitting > 1) {
+    const int64_t middle = fitting + (not_fitting - fitting) / 2;
+    (fits(spec, middle) ? fitting : not_fitting) = middle;
+  }
+  return fitting;
+}
+
 Admission Scheduler::submit(RequestSpec spec, TimeUs now) {
   CHECK(!spec.prompt.empty());
   CHECK_GT(spec.output_max, 0);
   CHECK_GT(spec.choices, 0u);
   CHECK(!requests_.contains(spec.id) && !jobs_.contains(spec.id));
   now_ = now;
-  // Beside the documents that others use it must be able to run to its end.
-  const Sequence empty(pool_, groups_, 0);
-  const auto prompt = static_cast<int64_t>(spec.prompt.size());
-  int64_t most = blocks_for(empty, prompt + spec.output_max) + blocks_for_fork(spec);
-  most += std::max(config_.document_blocks,
-                   spec.document == nullptr ? 0 : spec.document->blocks_held());
-  if (most > pool_.blocks_total() || spec.choices > config_.running_max) {
+  if (!fits(spec, spec.output_max)) {
     return Admission::kTooLarge;
   }
   if (static_cast<int64_t>(waiting_.size()) >= config_.queue_max) {

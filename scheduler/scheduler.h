@@ -71,6 +71,8 @@ class Scheduler {
   /// REQUIRES: a new id; spec as request.h says.
   Admission submit(RequestSpec spec, TimeUs now);
   Admission submit(DocumentSpec spec, TimeUs now);
+  /// How much of spec.output_max the pool can hold behind the prompt; 0: not even one token.
+  int64_t output_room(const RequestSpec& spec) const;
   /// Ends a request (every choice of it) or a job, in whatever state; false if there is none.
   bool cancel(WorkId id);
   /// Ends one choice whose text is complete.
@@ -115,6 +117,7 @@ class Scheduler {
   void add_running(Choice& choice);
   bool waits_for_leader(Choice& choice);
   int64_t blocks_for(const Sequence& sequence, int64_t length) const;
+  bool fits(const RequestSpec& spec, int64_t output) const;
   int64_t blocks_for_fork(const RequestSpec& spec) const;
   int64_t blocks_for_version(const DocumentSpec& spec, const VersionSpec& version) const;
   BlockReservation reserve(int64_t blocks);

@@ -157,8 +157,8 @@ asio::awaitable<Connection::Head> Connection::read_head() {
       head_error_.emplace(400, "bad_request", "this is not an HTTP request: " + error.message());
       co_return Head::kBroken;
     }
-    if (parser_->is_header_done()) {
-      break;
+    if (!error) {
+      continue;
     }
     char part[4096];
     const Transport::Result read = co_await transport_->read_some(part, deadline);
@@ -291,7 +291,8 @@ asio::awaitable<std::string> Connection::read_some() {
       must_linger_ = true;
       throw ApiError(400, "bad_body", "the body is broken: " + error.message());
     }
-    if (parser_->is_done() || error == bhttp::error::need_buffer) {
+    // put() takes one thing at a time: a chunk's size, its bytes.
+    if (error != bhttp::error::need_more) {
       continue;
     }
     std::string more(kPartBytes, '\0');

@@ -246,9 +246,8 @@ asio::awaitable<void> Documents::check_quota(const Tenant& tenant, const Documen
   }
 }
 
-// Returns the document's id; it may have been there.
-asio::awaitable<std::string> Documents::begin(const DocumentForm& form, DocumentRequest request,
-                                              const Tenant& tenant) {
+asio::awaitable<Documents::Begun> Documents::begin(const DocumentForm& form,
+                                                   DocumentRequest request, const Tenant& tenant) {
   if (form.dedupe && form.extends.empty()) {
     const std::string same = co_await service_.answer(service_.engine().find_same(request));
     if (!same.empty()) {
@@ -257,7 +256,10 @@ asio::awaitable<std::string> Documents::begin(const DocumentForm& form, Document
         versions.emplace_back();  // every pair
       }
       co_await add_versions(tenant, same, versions, form.system);
-      co_return same;
+      Begun begun;
+      begun.id = same;
+      begun.was_there = true;
+      co_return begun;
     }
   }
   co_await check_quota(tenant, request);
@@ -270,7 +272,9 @@ asio::awaitable<std::string> Documents::begin(const DocumentForm& form, Document
     throw ApiError(429, "busy", "too many documents wait").with_header("Retry-After", "1");
   }
   jobs_[id] = {tenant.name, form.name, service_.clock().unix_s(), std::move(ratios), task, false};
-  co_return id;
+  Begun begun;
+  begun.id = id;
+  co_return begun;
 }
 
 // Those that aren't there yet.
@@ -360,16 +364,17 @@ asio::awaitable<void> Documents::create(Exchange& exchange, const Tenant& tenant
                    fmt::format("{} is not in the group {}", tenant.name, to_printable(form.group)),
                    "group");
   }
-  const std::string id = co_await begin(form, std::move(request), tenant);
+  const Begun begun = co_await begin(form, std::move(request), tenant);
+  const std::string& id = begun.id;
   if (form.stream) {
     co_return co_await stream_events(exchange, tenant, id, true);
   }
-  const bool was_there = !jobs_.contains(id);
   co_await wait_ready(exchange, tenant, id, wait_of(exchange.head()));
   const json::object document = co_await need(tenant, id);
   const std::string text = to_text(document);
   const json::string& status = document.at("status").get_string();
-  Reply reply{status == "ready" ? (was_there ? 200 : 201) : 202, text, "application/json", {}};
+  Reply reply{
+      status == "ready" ? (begun.was_there ? 200 : 201) : 202, text, "application/json", {}};
   if (status == "failed") {
     const json::value& error = document.at("error");
     throw ApiError(

@@ -91,8 +91,12 @@ class Documents {
   asio::awaitable<json::object> need(const Tenant& tenant, const std::string& id);
   asio::awaitable<std::vector<json::object>> describe_all(const Tenant& tenant);
   asio::awaitable<void> check_quota(const Tenant& tenant, const DocumentRequest& request);
-  asio::awaitable<std::string> begin(const DocumentForm& form, DocumentRequest request,
-                                     const Tenant& tenant);
+  struct Begun {
+    std::string id;
+    bool was_there = false;
+  };
+  asio::awaitable<Begun> begin(const DocumentForm& form, DocumentRequest request,
+                               const Tenant& tenant);
   asio::awaitable<void> add_versions(const Tenant& tenant, const std::string& id,
                                      const std::vector<VersionSpec>& versions,
                                      const std::optional<std::string>& system);

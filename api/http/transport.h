@@ -14,8 +14,7 @@ namespace pagezip::http {
 
 namespace asio = boost::asio;
 
-/// One operation at a time. Errors are values: the other side can fail at any moment. After a
-/// timeout the stream is closed.
+/// One operation at a time. Errors are values: the other side can fail at any moment.
 class Transport {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
