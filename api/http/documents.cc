@@ -61,7 +61,7 @@ int64_t integer_query(const RequestHead& head, std::string_view name, int64_t mi
 
 asio::awaitable<json::object> read_json(Exchange& exchange, Service& service) {
   const std::string body = co_await exchange.read_body(service.options().body_bytes_max());
-  co_return parse_object(body.empty() ? "{}" : body);
+  co_return parse_object(body);
 }
 
 void document_not_found(const std::string& id) {

@@ -60,7 +60,7 @@ json::object document_json(const std::string& id, const DocumentInfo* info, cons
 [[noreturn]] void document_not_found(const std::string& id);
 std::string content_hash(std::string_view text);
 asio::awaitable<void> sleep(asio::io_context& io, std::chrono::milliseconds time);
-/// Throws ApiError; an empty body is {}.
+/// Throws ApiError.
 asio::awaitable<json::object> read_json(Exchange& exchange, Service& service);
 /// Nothing more will happen to it by itself.
 bool is_settled(const json::object& document);

@@ -101,10 +101,9 @@ GenerationForm read_common(const Fields& body, const Service& service, const Ten
 }
 
 int64_t output_max(const Fields& body, const Service& service, int64_t otherwise) {
-  std::optional<int64_t> max = body.integer("max_completion_tokens", -1, 1 << 30);
-  if (!max) {
-    max = body.integer("max_tokens", -1, 1 << 30);
-  }
+  const std::optional<int64_t> old_name = body.integer("max_tokens", -1, 1 << 30);
+  const std::optional<int64_t> new_name = body.integer("max_completion_tokens", -1, 1 << 30);
+  const std::optional<int64_t> max = new_name ? new_name : old_name;
   const int64_t most = service.engine_context_max();
   // -1 is what some clients send for "as many as there are".
   const int64_t tokens = max.value_or(otherwise);
@@ -273,7 +272,7 @@ GenerationForm read_completion(const json::object& object, const Service& servic
   }
   form.echo = body.boolean("echo").value_or(false);
   if (form.echo && form.request.top_logprobs >= 0) {
-    throw ApiError(501, "not_supported",
+    throw ApiError(400, "not_supported",
                    "'echo' with 'logprobs' is not supported: the prompt's own are not computed",
                    "echo");
   }

@@ -88,22 +88,26 @@ def test_a_document_as_a_file_part(client, smollm2):
     text = ("The lighthouse of Port Ellis was built in 1893. The keeper of the lighthouse is Martha "
             "Quill, who lives there with two cats. The lamp burns whale oil.")
     document = smollm2.request("POST", "/v1/documents", {
-        "content": text, "compression": {"ratio": 0.7}}, {"Prefer": "wait=120"}).json
+        "content": text, "compression": {"ratios": [1, 0.7]}}, {"Prefer": "wait=120"}).json
     assert document["status"] == "ready"
     messages = [{"role": "user", "content": [
         {"type": "file", "file": {"file_id": document["id"]}},
-        {"type": "text", "text": "Who is the keeper of the lighthouse?"}]}]
+        {"type": "text", "text": "What does the lamp burn?"}]}]
     reply = client.chat.completions.create(model="smollm2", messages=messages, temperature=0,
-                                           max_tokens=24)
-    assert "Martha Quill" in reply.choices[0].message.content
+                                           max_tokens=24, extra_body={"keep_ratio": 1})
+    assert "whale oil" in reply.choices[0].message.content
     assert reply.usage.prompt_tokens_details.cached_tokens >= document["usage"]["tokens"]
-    assert reply.document["keep_ratio"] == 0.7
-    # A conversation goes on behind it.
-    messages += [{"role": "assistant", "content": reply.choices[0].message.content},
-                 {"role": "user", "content": "When was it built?"}]
+    assert reply.document["keep_ratio"] == 1
+    smallest = client.chat.completions.create(model="smollm2", messages=messages, temperature=0,
+                                              max_tokens=24)
+    assert smallest.document["keep_ratio"] == 0.7
+    # A conversation goes on behind it, and finds its own beginning.
+    messages += [{"role": "assistant", "content": smallest.choices[0].message.content},
+                 {"role": "user", "content": "When was the lighthouse built?"}]
     more = client.chat.completions.create(model="smollm2", messages=messages, temperature=0,
                                           max_tokens=24)
-    assert "1893" in more.choices[0].message.content
+    details = more.usage.prompt_tokens_details
+    assert details.cached_tokens > details.document_tokens
 
 
 def test_errors_are_its_exceptions(client):
