@@ -28,6 +28,19 @@ enum class Mutant : uint8_t {
   kStaleHash,             // a chain goes on behind a page that was evicted meanwhile
   kResumedChunk,  // a chunk goes on in its middle after the step that had its beginning failed
   kTornFile,      // the folder's index takes a file that was not finished for a document
+  // In CUDA kernels (tests/cuda_sim/mutation_test.cc).
+  kBarrierLeftOut,       // logits are exchanged without a barrier
+  kWaitLeftOut,          // values are read before their copies have landed
+  kScoreBarrierLeftOut,  // maxima of other warps are read before they are there
+  kWrongTailMask,        // the last pairs of a tile count although they are beyond the end
+  kWrongScaleRow,        // a pair is scaled by its neighbour's scale
+  kOffByOnePage,         // the page behind the one that is asked for
+  kMergeWithoutRescale,  // partial outputs are added as if they had the same maximum
+  kCausalOffByOne,       // a row sees the pair behind it
+  kGroupRowMixUp,        // query heads and rows are confused
+  kUninitialisedShared,  // a histogram begins with what was in shared memory
+  kUnstableCompaction,   // kept pairs lose their order
+  kTiesUncounted,        // all pairs of a tie at the threshold are kept
 };
 // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables): the test sets it
 extern Mutant active_mutant;

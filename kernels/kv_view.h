@@ -18,15 +18,26 @@
 
 namespace pagezip {
 
-enum class KvType : uint8_t { kF32, kF16, kBF16 };
+/// Quantised types hold codes of 8 or 4 bits, of two channels the even one in the low half, and a
+/// scale and a zero for each pair: value = zero + scale * code. Only the CUDA kernels read them.
+enum class KvType : uint8_t { kF32, kF16, kBF16, kI8, kI4 };
 
-PAGEZIP_HD constexpr int64_t bytes_of(KvType type) { return type == KvType::kF32 ? 4 : 2; }
+PAGEZIP_HD constexpr bool is_quantised(KvType type) {
+  return type == KvType::kI8 || type == KvType::kI4;
+}
+PAGEZIP_HD constexpr int bits_of(KvType type) {
+  return type == KvType::kF32 ? 32 : type == KvType::kI8 ? 8 : type == KvType::kI4 ? 4 : 16;
+}
+/// REQUIRES: not kI4.
+PAGEZIP_HD constexpr int64_t bytes_of(KvType type) { return bits_of(type) / 8; }
 
 /// Transposed: [head_dim, page_tokens]. Plain: [page_tokens, head_dim]; the CPU attends to such
 /// keys more slowly, to the same bits.
 enum class KeyOrder : uint8_t { kTransposed, kPlain };
 
 /// The layout of one page. Addresses are in units of 64 bytes, so page_bytes() is a multiple.
+/// Behind the codes of a quantised type lie its parameters, [page_tokens] of (scale, zero) in
+/// float16; its keys are plain.
 struct PageLayout {
   KvType k_type = KvType::kF16;
   KvType v_type = KvType::kF16;
@@ -44,13 +55,21 @@ struct PageLayout {
   PAGEZIP_HD int64_t key_channel_stride() const {
     return key_order == KeyOrder::kTransposed ? page_tokens : 1;
   }
-  PAGEZIP_HD int64_t k_bytes() const { return padded(bytes_of(k_type) * page_tokens * head_dim); }
-  PAGEZIP_HD int64_t v_bytes() const { return padded(bytes_of(v_type) * page_tokens * head_dim); }
+  /// Without and with the parameters.
+  PAGEZIP_HD int64_t k_elements_bytes() const { return elements_bytes(k_type); }
+  PAGEZIP_HD int64_t v_elements_bytes() const { return elements_bytes(v_type); }
+  PAGEZIP_HD int64_t k_bytes() const { return k_elements_bytes() + parameters_bytes(k_type); }
+  PAGEZIP_HD int64_t v_bytes() const { return v_elements_bytes() + parameters_bytes(v_type); }
   PAGEZIP_HD int64_t page_bytes() const { return k_bytes() + v_bytes(); }
   friend bool operator==(const PageLayout&, const PageLayout&) = default;
 
  private:
-  PAGEZIP_HD static int64_t padded(int64_t bytes) { return round_up(bytes, kUnit); }
+  PAGEZIP_HD int64_t elements_bytes(KvType type) const {
+    return round_up(int64_t{bits_of(type)} * page_tokens * head_dim / 8, kUnit);
+  }
+  PAGEZIP_HD int64_t parameters_bytes(KvType type) const {
+    return is_quantised(type) ? round_up(int64_t{4} * page_tokens, kUnit) : 0;
+  }
 };
 
 /// Pairs [first_page * page_tokens, length(layer, head)) of every (layer, head) of a KV group.

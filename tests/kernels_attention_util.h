@@ -14,7 +14,7 @@ inline float round_to(KvType type, float value) {
       return f16_to_float(float_to_f16(value));
     case KvType::kBF16:
       return bf16_to_float(float_to_bf16(value));
-    case KvType::kF32:
+    default:
       break;
   }
   return value;

@@ -155,6 +155,9 @@ HWY_INLINE void with_element(KvType type, const F& f) {
       return f(static_cast<const hwy::float16_t*>(nullptr));
     case KvType::kBF16:
       return f(static_cast<const hwy::bfloat16_t*>(nullptr));
+    case KvType::kI8:
+    case KvType::kI4:
+      break;  // not in pages of this backend
   }
 }
 
@@ -203,6 +206,9 @@ void widen(KvType type, const void* source, float* target, int64_t target_stride
     case KvType::kBF16:
       return widen_rows(static_cast<const hwy::bfloat16_t*>(source), target, target_stride, rows,
                         cols);
+    case KvType::kI8:
+    case KvType::kI4:
+      break;
   }
 }
 
@@ -229,6 +235,9 @@ void narrow(KvType type, const float* source, void* target, int64_t count) {
     case KvType::kBF16:
       std::transform(source, source + count, static_cast<uint16_t*>(target), float_to_bf16);
       return;
+    case KvType::kI8:
+    case KvType::kI4:
+      break;
   }
 }
 
