@@ -42,9 +42,11 @@ struct AttendTraits : Traits {
     PageTable table;
     uint32_t item;
   };
-  // As many blocks as shared memory has room for on sm_80; registers are allotted for them.
+  // Two blocks where shared memory has room for them on sm_80. Asking for more of the small ones
+  // would leave too few registers.
   static constexpr int kSharedBytesPerSm = 164 * 1024;
-  static constexpr int kBlocksPerSm = kSharedBytesPerSm / (static_cast<int>(sizeof(Shared)) + 1024);
+  static constexpr int kRoom = kSharedBytesPerSm / (static_cast<int>(sizeof(Shared)) + 1024);
+  static constexpr int kBlocksPerSm = kRoom < 2 ? kRoom : 2;
   static_assert(kBlocksPerSm > 0);
 };
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #if defined(__CUDACC__)
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #elif !defined(PAGEZIP_CUDA_SIM)
@@ -54,11 +55,11 @@ __device__ __forceinline__ Shared& dynamic_shared() {
 
 // ---- 16-bit floats, as bit patterns ----
 
-__device__ __forceinline__ float f16_to_f32(uint16_t bits) {
+__host__ __device__ __forceinline__ float f16_to_f32(uint16_t bits) {
   return __half2float(__ushort_as_half(bits));
 }
-__device__ __forceinline__ float bf16_to_f32(uint16_t bits) {
-  return __uint_as_float(uint32_t{bits} << 16);
+__host__ __device__ __forceinline__ float bf16_to_f32(uint16_t bits) {
+  return __bfloat162float(__ushort_as_bfloat16(bits));
 }
 __device__ __forceinline__ uint16_t f32_to_f16(float value) {
   return __half_as_ushort(__float2half_rn(value));

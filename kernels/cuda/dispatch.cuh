@@ -6,7 +6,6 @@
 
 namespace pagezip::cuda {
 
-#if defined(__CUDACC__)
 PAGEZIP_CUDA_TILES(extern template, F16Tiles)
 PAGEZIP_CUDA_TILES(extern template, F16TransposedTiles)
 PAGEZIP_CUDA_TILES(extern template, Bf16Tiles)
@@ -14,7 +13,6 @@ PAGEZIP_CUDA_TILES(extern template, Bf16TransposedTiles)
 PAGEZIP_CUDA_TILES(extern template, I8Tiles)
 PAGEZIP_CUDA_TILES(extern template, I4Tiles)
 PAGEZIP_CUDA_TILES(extern template, I8I4Tiles)
-#endif
 
 /// call<List>() for each list until one returns true.
 template <typename Call>

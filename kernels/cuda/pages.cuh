@@ -1,4 +1,4 @@
-// Elements of a page one at a time, of any type and order. For tiles see tile.cuh.
+// Elements of a page one at a time, of any type and order; on the host too. For tiles see tile.cuh.
 #pragma once
 
 #include "kernels/cuda/device_ops.cuh"
@@ -12,14 +12,13 @@ struct Parameters {
   float zero;
 };
 
-__device__ __forceinline__ Parameters unpack_parameters(uint32_t packed) {
+PAGEZIP_HD inline Parameters unpack_parameters(uint32_t packed) {
   return {f16_to_f32(static_cast<uint16_t>(packed)),
           f16_to_f32(static_cast<uint16_t>(packed >> 16))};
 }
 
-__device__ __forceinline__ float load_element(KvType type, const std::byte* elements,
-                                              const std::byte* parameters, int64_t index,
-                                              int64_t slot) {
+PAGEZIP_HD inline float load_element(KvType type, const std::byte* elements,
+                                     const std::byte* parameters, int64_t index, int64_t slot) {
   switch (type) {
     case KvType::kF32:
       return reinterpret_cast<const float*>(elements)[index];
@@ -37,13 +36,13 @@ __device__ __forceinline__ float load_element(KvType type, const std::byte* elem
   return fmaf(p.scale, static_cast<float>(code), p.zero);
 }
 
-__device__ __forceinline__ float load_key(const PageLayout& page, const std::byte* start,
-                                          int64_t slot, int64_t channel) {
+PAGEZIP_HD inline float load_key(const PageLayout& page, const std::byte* start, int64_t slot,
+                                 int64_t channel) {
   return load_element(page.k_type, start, start + page.k_elements_bytes(),
                       slot * page.key_stride() + channel * page.key_channel_stride(), slot);
 }
-__device__ __forceinline__ float load_value(const PageLayout& page, const std::byte* start,
-                                            int64_t slot, int64_t channel) {
+PAGEZIP_HD inline float load_value(const PageLayout& page, const std::byte* start, int64_t slot,
+                                   int64_t channel) {
   const std::byte* values = start + page.k_bytes();
   return load_element(page.v_type, values, values + page.v_elements_bytes(),
                       slot * page.head_dim + channel, slot);

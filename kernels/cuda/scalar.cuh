@@ -109,7 +109,7 @@ struct ScalarShared {
   alignas(16) uint32_t item;
 };
 
-__global__ void __launch_bounds__(kAttendThreads) attend_scalar_kernel(AttendParams p) {
+__global__ void __launch_bounds__(kAttendThreads, 2) attend_scalar_kernel(AttendParams p) {
   auto& s = dynamic_shared<ScalarShared>();
   for (;;) {
     if (threadIdx.x == 0) {
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_scalar_kernel(AttendPar
 }
 
 /// Without tensor cores, for any page: a warp takes one pair, lanes take packed rows.
-__global__ void __launch_bounds__(kAttendThreads) score_scalar_kernel(ScoreParams p) {
+__global__ void __launch_bounds__(kAttendThreads, 2) score_scalar_kernel(ScoreParams p) {
   const int64_t pair = p.chunk_begin + int64_t{blockIdx.x} * kAttendWarps + warp_id();
   if (pair >= p.chunk_end) {
     return;

@@ -53,7 +53,7 @@ bool score_tiles(const ScoreParams& params, Stream stream, Status& status) {
                       [&]<typename T>() { status = launch_score<T>(params, stream); });
 }
 
-// nvcc compiles each list in a file of its own.
+// Each list is compiled in a file of its own.
 #define PAGEZIP_CUDA_TILES(linkage, List)                                           \
   linkage bool attend_tiles<List>(const AttendParams&, bool, int, Stream, Status&); \
   linkage bool score_tiles<List>(const ScoreParams&, Stream, Status&);

@@ -187,7 +187,7 @@ inline SimOutput sim_attend(const AttendProblem& shape, const SimBatch& batch,
                    Matrix(batch.q.rows, shape.heads, kNan, 1)};
   std::vector<float> partial_out(score == nullptr ? plan.partials * head_dim : 0, kNan);
   std::vector<SoftmaxState<float>> states(static_cast<size_t>(plan.partials), {kNan, kNan});
-  uint32_t next_item = 0;
+  std::vector<uint32_t> next_item{0};
   cuda::AttendParams params{.page = shape.page,
                             .heads = shape.heads,
                             .kv_heads = shape.kv_heads,
@@ -198,7 +198,7 @@ inline SimOutput sim_attend(const AttendProblem& shape, const SimBatch& batch,
                             .rows = plan.rows.data(),
                             .items = plan.items.data(),
                             .item_count = static_cast<int>(plan.items.size()),
-                            .next_item = &next_item,
+                            .next_item = next_item.data(),
                             .partial_out = score == nullptr ? partial_out.data() : nullptr,
                             .partial_states = states.data()};
   cuda::attend(params, plan.many_rows, kSimBlocks, {});
@@ -215,10 +215,10 @@ inline SimOutput sim_attend(const AttendProblem& shape, const SimBatch& batch,
                         .out_stride = result.out.stride,
                         .lse = result.lse.data.data(),
                         .lse_stride = result.lse.stride,
-                        .next_item = &next_item},
+                        .next_item = next_item.data()},
                        {});
   if (plan.row_count > 0) {
-    EXPECT_EQ(next_item, 0U) << "the list is not ready for the next launch";
+    EXPECT_EQ(next_item[0], 0U) << "the list is not ready for the next launch";
   }
   return result;
 }

@@ -41,6 +41,7 @@ inline Kept sim_select(const SelectProblem& problem, int64_t keep, int64_t floor
   std::vector<uint32_t> histogram(static_cast<size_t>(lists) * cuda::kSelectBins, 77);
   std::vector<cuda::SelectCut> cuts(static_cast<size_t>(lists), {77, 77});
   std::vector<cuda::SelectCount> counts(static_cast<size_t>(lists * per_list), {-7, -7});
+  std::vector<unsigned long long> bad{~0ull};
   Kept kept;
   kept.first.assign(static_cast<size_t>(lists) + 1, 77);
   kept.pairs.assign(static_cast<size_t>(keep * (each_list ? lists : 1)), 0xdeadbeef);
@@ -59,8 +60,9 @@ inline Kept sim_select(const SelectProblem& problem, int64_t keep, int64_t floor
                 .counts = counts.data(),
                 .first = kept.first.data(),
                 .pairs = kept.pairs.data(),
-                .bad = &kept.bad},
+                .bad = bad.data()},
                floor, {});
+  kept.bad = bad[0];
   return kept;
 }
 
