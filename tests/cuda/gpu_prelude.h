@@ -1,0 +1,17 @@
+// What the simulator's tests find in its place when they run on a GPU.
+#pragma once
+
+#include <cstdint>
+
+namespace pagezip::cuda_sim {
+
+/// Threads run in the order that the GPU likes; a seed changes nothing.
+struct Options {
+  uint64_t seed = 0;
+};
+inline Options& options() {
+  static Options instance;
+  return instance;
+}
+
+}  // namespace pagezip::cuda_sim
