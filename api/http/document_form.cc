@@ -108,22 +108,6 @@ std::optional<std::string> read_system(const Fields& body) {
   return system;
 }
 
-int64_t read_ttl(const Fields& body) {
-  const json::object* object = body.object("expires_after");
-  if (object == nullptr) {
-    return 0;
-  }
-  const Fields fields(*object, "expires_after");
-  if (fields.text("anchor").value_or("last_active_at") != "last_active_at") {
-    fields.fail("anchor", "can only be last_active_at");
-  }
-  const auto seconds = fields.integer("seconds", 1, kSecondsMax);
-  if (!seconds) {
-    fields.fail("seconds", "is missing");
-  }
-  return *seconds;
-}
-
 void check(DocumentForm& form, const Service& service) {
   if (form.content.empty()) {
     throw ApiError(400, "invalid_value", "'content' is empty", "content");
@@ -211,6 +195,18 @@ std::vector<Part> split_parts(std::string_view body, const std::string& boundary
 
 }  // namespace
 
+int64_t read_ttl(const json::object& expires_after) {
+  const Fields fields(expires_after, "expires_after");
+  if (fields.text("anchor").value_or("last_active_at") != "last_active_at") {
+    fields.fail("anchor", "can only be last_active_at");
+  }
+  const auto seconds = fields.integer("seconds", 1, kSecondsMax);
+  if (!seconds) {
+    fields.fail("seconds", "is missing");
+  }
+  return *seconds;
+}
+
 DocumentForm read_document_form(const json::object& object, const Service& service) {
   const Fields body(object);
   const std::optional<std::string> model = body.text("model");
@@ -229,7 +225,8 @@ DocumentForm read_document_form(const json::object& object, const Service& servi
   form.extends = body.text("extends").value_or("");
   read_compression(body, form);
   form.pinned = body.boolean("pinned").value_or(false);
-  form.ttl_s = read_ttl(body);
+  const json::object* expiry = body.object("expires_after");
+  form.ttl_s = expiry == nullptr ? 0 : read_ttl(*expiry);
   form.stream = body.boolean("stream").value_or(false);
   form.dedupe = body.boolean("dedupe").value_or(true);
   if (body.boolean("durable").value_or(false) && service.options().engine.folder.empty()) {

@@ -422,10 +422,7 @@ asio::awaitable<void> Documents::change(Exchange& exchange, const Tenant& tenant
   change.pinned = fields.boolean("pinned");
   if (body.contains("expires_after")) {
     const json::object* expiry = fields.object("expires_after");
-    change.ttl_s =
-        expiry == nullptr
-            ? 0
-            : Fields(*expiry, "expires_after").integer("seconds", 1, int64_t{1} << 40).value_or(0);
+    change.ttl_s = expiry == nullptr ? 0 : read_ttl(*expiry);  // null: for ever
   }
   switch (
       co_await service_.answer(service_.engine().change_document(tenant.requester(), id, change))) {

@@ -42,6 +42,9 @@ DocumentForm read_document_form(const json::object& body, const Service& service
 DocumentForm read_multipart_form(std::string_view content_type, std::string_view body,
                                  const Service& service);
 
+/// Seconds of {"anchor": "last_active_at", "seconds": N}. Throws ApiError(400).
+int64_t read_ttl(const json::object& expires_after);
+
 /// What was begun and isn't in the engine's store, or not yet.
 struct DocumentJob {
   std::string tenant;
