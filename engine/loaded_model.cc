@@ -5,10 +5,9 @@
 #include "base/error.h"
 
 namespace pagezip {
-namespace {
 
-std::optional<ChatTemplate> make_template(const std::optional<std::string>& given,
-                                          const GgufFile& file, const Tokenizer& tokenizer) {
+std::optional<ChatTemplate> make_chat_template(const std::optional<std::string>& given,
+                                               const GgufFile& file, const Tokenizer& tokenizer) {
   if (!given) {
     return ChatTemplate::of_model(file, tokenizer);
   }
@@ -23,7 +22,20 @@ std::optional<ChatTemplate> make_template(const std::optional<std::string>& give
   }
 }
 
-}  // namespace
+PromptFrame make_prompt_frame(const ChatTemplate* chat_template, const Tokenizer& tokenizer,
+                              const std::optional<std::string>& system, int64_t time) {
+  if (system) {
+    return {chat_template, tokenizer, *system, time};
+  }
+  try {
+    return {chat_template, tokenizer, kDefaultSystem, time};
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUsage) {
+      throw;
+    }
+    return {chat_template, tokenizer, "", time};  // the template takes no system message
+  }
+}
 
 LoadedModel::LoadedModel(const std::string& path, const std::optional<std::string>& chat_template,
                          const Kernels& kernels, ActivationType activations, ThreadPool& threads,
@@ -35,22 +47,8 @@ LoadedModel::LoadedModel(GgufFile file, const std::optional<std::string>& chat_t
                          const Model::Progress& progress)
     : template_source_(chat_template ? *chat_template : std::string(own_chat_template(file))),
       tokenizer_(file),
-      chat_template_(make_template(chat_template, file, tokenizer_)),
+      chat_template_(make_chat_template(chat_template, file, tokenizer_)),
       model_(std::move(file), kernels, activations, threads, progress),
       identity_(make_model_identity(model_, template_source_)) {}
-
-PromptFrame LoadedModel::frame(const std::optional<std::string>& system, int64_t time) const {
-  if (system) {
-    return {chat_template(), tokenizer_, *system, time};
-  }
-  try {
-    return {chat_template(), tokenizer_, kDefaultSystem, time};
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kUsage) {
-      throw;
-    }
-    return {chat_template(), tokenizer_, "", time};  // the template takes no system message
-  }
-}
 
 }  // namespace pagezip

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "engine/chat_template.h"
 #include "engine/model.h"
@@ -14,11 +13,19 @@
 
 namespace pagezip {
 
+inline constexpr const char* kDefaultSystem = "You are a helpful assistant.";
+
+/// `given`: instead of the file's own template. Throws Error(kUsage) for what is wrong with it.
+std::optional<ChatTemplate> make_chat_template(const std::optional<std::string>& given,
+                                               const GgufFile& file, const Tokenizer& tokenizer);
+/// What stands around documents. Without `system`: kDefaultSystem, where the template takes one.
+/// `chat_template` may be null.
+PromptFrame make_prompt_frame(const ChatTemplate* chat_template, const Tokenizer& tokenizer,
+                              const std::optional<std::string>& system, int64_t time);
+
 /// Immutable; any thread.
 class LoadedModel {
  public:
-  static constexpr std::string_view kDefaultSystem = "You are a helpful assistant.";
-
   /// `chat_template`: instead of the file's own. Throws Error(kModelFile) for what is wrong with
   /// the file, Error(kUsage) for what is wrong with `chat_template`.
   LoadedModel(const std::string& path, const std::optional<std::string>& chat_template,
@@ -37,8 +44,9 @@ class LoadedModel {
   /// What documents of this model, tokenizer and chat template have in common.
   const ModelIdentity& identity() const { return identity_; }
 
-  /// What stands around documents. Without `system`: kDefaultSystem, where the template takes one.
-  PromptFrame frame(const std::optional<std::string>& system, int64_t time) const;
+  PromptFrame frame(const std::optional<std::string>& system, int64_t time) const {
+    return make_prompt_frame(chat_template(), tokenizer_, system, time);
+  }
 
  private:
   std::string template_source_;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that the build, the tests and the model download need.
-# Does nothing where all are there. Uses sudo when not root.
+# Installs the Debian packages that the build and the model download need, and with --tests those
+# of the clients that the server is tested with. Does nothing where all are there. Uses sudo when not
+# root.
 set -euo pipefail
 
 packages=(
@@ -11,6 +12,11 @@ packages=(
   python3-venv                  # the model download runs pip in a virtual environment
   clang-format-14 clang-tidy-19 # versions are pinned: other ones format and warn differently
 )
+case ${1:-} in
+  '') ;;
+  --tests) packages+=(chromium openssl prometheus) ;; # prometheus brings promtool
+  *) echo "usage: scripts/setup.sh [--tests]" >&2; exit 2 ;;
+esac
 
 say() { echo "setup: $*"; }
 fail() { echo "setup: error: $*" >&2; exit 1; }

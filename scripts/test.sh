@@ -49,7 +49,8 @@ tidy_files() {
 }
 
 stage "packages"
-scripts/setup.sh
+scripts/setup.sh --tests
+scripts/client_env.sh
 stage "models"
 export PAGEZIP_MODELS=${PAGEZIP_MODELS:-${XDG_CACHE_HOME:-$HOME/.cache}/pagezip/models}
 scripts/fetch_models.sh smollm2 qwen2.5 gemma3

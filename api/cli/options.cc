@@ -10,6 +10,7 @@
 #include "api/cli/option_kinds.h"
 #include "api/cli/serve_options.h"
 #include "base/error.h"
+#include "engine/loaded_model.h"
 #include "engine/utf8.h"
 #include "kernels/kernels.h"
 

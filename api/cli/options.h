@@ -35,8 +35,6 @@ struct CompressionOptions {
   ScoreFunction score_function = ScoreFunction::kProbability;
 };
 
-inline constexpr const char* kDefaultSystem = "You are a helpful assistant.";
-
 struct Options {
   Verb verb = Verb::kAsk;
   RuntimeOptions runtime;

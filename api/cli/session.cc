@@ -9,56 +9,17 @@
 #include "base/error.h"
 
 namespace pagezip {
-namespace {
-
-std::string template_source(const std::string& path, const GgufFile& file) {
-  return path.empty() ? std::string(own_chat_template(file)) : read_text(path, "chat template");
-}
-
-// `path`: where the source is from; "": the model file.
-std::optional<ChatTemplate> load_template(const std::string& path, const std::string& source,
-                                          const GgufFile& file, const Tokenizer& tokenizer) {
-  if (path.empty()) {
-    return ChatTemplate::of_model(file, tokenizer);
-  }
-  const auto text_of = [&](std::optional<TokenId> id) {
-    return id ? tokenizer.piece(*id) : std::string();
-  };
-  try {
-    return ChatTemplate(source, text_of(tokenizer.bos()), text_of(tokenizer.eos()));
-  } catch (const Error& error) {
-    // The file is an argument here, not a part of the model.
-    throw Error(ErrorKind::kUsage, error.what());
-  }
-}
-
-PromptFrame make_frame(const std::optional<ChatTemplate>& chat_template, const Tokenizer& tokenizer,
-                       const std::optional<std::string>& system) {
-  const ChatTemplate* chat = chat_template ? &*chat_template : nullptr;
-  const int64_t now = std::time(nullptr);
-  if (system) {
-    return {chat, tokenizer, *system, now};
-  }
-  try {
-    return {chat, tokenizer, kDefaultSystem, now};
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kUsage) {
-      throw;
-    }
-    return {chat, tokenizer, "", now};  // the template takes no system message
-  }
-}
-
-}  // namespace
-
 Session::Session(const RuntimeOptions& options, const CompressionOptions* compression,
                  Progress& progress)
     : options_(options),
       file_(GgufFile::open(options.model)),
       tokenizer_(file_),
-      template_source_(template_source(options.chat_template, file_)),
-      chat_template_(load_template(options.chat_template, template_source_, file_, tokenizer_)),
-      frame_(make_frame(chat_template_, tokenizer_, options.system)),
+      given_template_(options.chat_template.empty()
+                          ? std::nullopt
+                          : std::optional(read_text(options.chat_template, "chat template"))),
+      chat_template_(make_chat_template(given_template_, file_, tokenizer_)),
+      frame_(make_prompt_frame(chat_template_ ? &*chat_template_ : nullptr, tokenizer_,
+                               options.system, std::time(nullptr))),
       threads_(options.threads),
       kernels_(options.reference_backend ? reference_kernels() : cpu_kernels()) {
   pipeline_options_.kv_type = options.kv_type;
@@ -82,7 +43,8 @@ Session::Session(const RuntimeOptions& options, const CompressionOptions* compre
     }
   };
   model_ = std::make_unique<const Model>(file_, kernels_, options.activations, threads_, report);
-  identity_ = make_model_identity(*model_, template_source_);
+  identity_ = make_model_identity(
+      *model_, given_template_ ? std::string_view(*given_template_) : own_chat_template(file_));
   load_ms_ = progress.finish();
 }
 

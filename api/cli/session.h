@@ -7,6 +7,7 @@
 #include "api/cli/options.h"
 #include "api/cli/terminal.h"
 #include "base/check.h"
+#include "engine/loaded_model.h"
 #include "engine/model_identity.h"
 #include "engine/pipeline.h"
 #include "engine/prompt.h"
@@ -41,7 +42,7 @@ class Session {
   RuntimeOptions options_;
   GgufFile file_;
   Tokenizer tokenizer_;
-  std::string template_source_;  // "": there is none
+  std::optional<std::string> given_template_;  // instead of the file's own
   std::optional<ChatTemplate> chat_template_;
   PromptFrame frame_;
   ThreadPool threads_;

@@ -48,6 +48,9 @@ asio::awaitable<void> Documents::stream_events(Exchange& exchange, const Tenant&
   std::optional<json::object> document = co_await need(tenant, id);
   Reply head = event_stream();
   co_await exchange.start_stream(std::move(head));
+  if (exchange.head().method == "HEAD") {
+    co_return;
+  }
   std::string last(exchange.head().header("last-event-id").value_or(""));
   auto quiet_since = std::chrono::steady_clock::now();
   bool is_first = true;
@@ -88,6 +91,9 @@ asio::awaitable<void> Documents::events(Exchange& exchange, const Tenant& tenant
 asio::awaitable<void> Documents::all_events(Exchange& exchange, const Tenant& tenant) {
   Reply head = event_stream();
   co_await exchange.start_stream(std::move(head));
+  if (exchange.head().method == "HEAD") {
+    co_return;
+  }
   std::map<std::string, std::string> seen;  // hash of what was told of each
   auto quiet_since = std::chrono::steady_clock::now();
   while (!exchange.gone() && service_.phase() != Service::Phase::kDraining) {

@@ -108,8 +108,9 @@ class Program {
 
   void log(const Exchange& exchange, std::chrono::microseconds time) const {
     const RequestHead& head = exchange.head();
-    const bool is_probe = head.path == "/health" || head.path == "/metrics";
-    if (options_.access_log && !(is_probe && exchange.status == 200)) {
+    const bool is_probe = head.path == "/health" || head.path == "/ready" ||
+                          head.path == "/metrics" || head.path == "/state";
+    if (options_.access_log && !is_probe) {
       say(fmt::format("{} {} {} {} {:.1f} ms {}", exchange.tenant.empty() ? "-" : exchange.tenant,
                       head.method, to_printable(head.path, 200), exchange.status,
                       static_cast<double>(time.count()) / 1000, head.id));

@@ -104,6 +104,8 @@ def test_events_resume(tiny):
     event = first_event({})
     assert event.startswith("id: ")
     assert first_event({"Last-Event-ID": event[4:]}) == ""
+    head = tiny.request("HEAD", f"/v1/documents/{document}/events", timeout=5)
+    assert head.headers["Content-Type"] == "text/event-stream"
 
 
 def test_multipart_upload(tiny):
