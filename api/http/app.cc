@@ -9,6 +9,7 @@
 #include "api/http/embedded.h"
 #include "api/http/generation.h"
 #include "api/http/json_text.h"
+#include "api/http/page.h"
 #include "engine/utf8.h"
 
 namespace pagezip::http {
@@ -67,6 +68,9 @@ void App::add_routes() {
   add("GET", "/openapi.json", Access::kPublic, [](Exchange& exchange, const PathParts&) {
     return exchange.send({200, std::string(openapi_json()), "application/json", {}});
   });
+  for (Route& route : page_routes()) {
+    router_.add(std::move(route));
+  }
   add("GET", "/version", Access::kUser,
       [](Exchange& exchange, const PathParts&) { return exchange.send(version_reply()); });
   add("GET", "/metrics", Access::kAdmin,
@@ -330,6 +334,7 @@ json::object App::state_json() {
   const EngineStats stats = service_.engine().stats();
   const auto times = [](const Histogram& h) {
     return json::object{{"count", h.count()},
+                        {"sum_ms", static_cast<double>(h.sum()) / 1000},
                         {"p50_ms", h.quantile(0.5) / 1000},
                         {"p99_ms", h.quantile(0.99) / 1000}};
   };
