@@ -86,11 +86,13 @@ void add_stored(json::object& document, const DocumentInfo& info, const Service&
   int64_t hits = 0;
   const DocumentStore::Version* smallest = nullptr;
   bool resident = false;
+  bool on_disk = false;
   bool durable = !stored.versions.empty();
   for (const DocumentStore::Version& version : stored.versions) {
     versions.push_back(version_json(version, geometry));
     hits += version.uses;
     resident = resident || version.resident;
+    on_disk = on_disk || version.stored;
     durable = durable && version.stored;
     if (smallest == nullptr || version.blocks < smallest->blocks) {
       smallest = &version;
@@ -116,7 +118,10 @@ void add_stored(json::object& document, const DocumentInfo& info, const Service&
   usage["hits"] = hits;
   document["usage"] = std::move(usage);
   document["versions"] = std::move(versions);
-  document["residency"] = {{"tier", resident ? "memory" : "disk"}, {"durable", durable}};
+  document["residency"] = {{"tier", resident  ? "memory"
+                                    : on_disk ? "disk"
+                                              : "none"},
+                           {"durable", durable}};
   document["pinned"] = stored.listing.pinned;
   document["revision"] = stored.listing.revision;
   document["last_active_at"] = stored.last_use_s;
