@@ -103,7 +103,7 @@ function versionItem(version, full) {
   const share = full > 0 ? version.kv_bytes / full : 0;
   const bar = el("span", { className: version.exact ? "bar exact" : "bar" }, el("span"));
   bar.firstChild.style.width = `${100 * Math.min(1, share)}%`;
-  const where = version.tier === "memory" && version.durable ? "memory and disk" : version.tier;
+  const where = version.tier === "memory" && version.durable ? "memory, disk" : version.tier;
   const words = `${bytes(version.kv_bytes)} · ${where} · ${counted(version.hits, "hit")}`;
   return el("li", {},
     el("b", { textContent: ratioName(version.ratio) }), bar, el("span", { textContent: words }));

@@ -107,7 +107,7 @@ function makePlot(plot) {
       y: { range: (_, min, max) => [0, Math.max(1, max * 1.1)] },
     },
     axes: [
-      { ...axis(), space: 70, size: 24, values: (_, ticks) => ticks.map(clock) },
+      { ...axis(), space: 70, size: 24, values: (_, at) => (times.length ? at.map(clock) : []) },
       { ...axis(), space: 28, size: 46 },
     ],
     series: [
