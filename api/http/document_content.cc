@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/json/value_from.hpp>
 #include <charconv>
 
 #include "api/http/api_error.h"
@@ -85,17 +86,20 @@ json::array texts_of(const std::vector<TokenId>& tokens, const Tokenizer& tokeni
   return texts;
 }
 
-json::object retention_json(const VersionDetail& detail, int layers, int heads,
-                            std::optional<int> layer, std::optional<int> head,
+// `layer_numbers`: of the layers that are compressed, in the model.
+json::object retention_json(const VersionDetail& detail, const std::vector<int>& layer_numbers,
+                            int heads, std::optional<int> layer, std::optional<int> head,
                             const Tokenizer& tokenizer) {
   const std::vector<TokenId>& context = detail.identity->context_ids;
   const auto tokens = static_cast<int64_t>(context.size());
   json::object reply;
   reply["object"] = "document.retention";
   reply["ratio"] = detail.version.full ? 1 : detail.version.keep_ratio;
+  const auto layers = static_cast<int>(layer_numbers.size());
   reply["layers"] = layers;
   reply["kv_heads"] = heads;
   reply["tokens"] = tokens;
+  reply["layer_numbers"] = json::value_from(layer_numbers);
   const bool ragged = !detail.shape.lengths.empty();
   json::array counts;
   for (int l = 0; l < layers; ++l) {
@@ -191,9 +195,9 @@ asio::awaitable<void> Documents::retention(Exchange& exchange, const Tenant& ten
                                            const std::string& id) {
   const RequestHead& head = exchange.head();
   const std::vector<KvGroup>& groups = service_.model().model().kv_groups();
-  const int layers = static_cast<int>(groups.front().layers.size());
+  const std::vector<int>& layers = groups.front().layers;
   const int heads = service_.model().model().config().kv_heads;
-  const std::optional<int> layer = index_query(head, "layer", layers);
+  const std::optional<int> layer = index_query(head, "layer", static_cast<int>(layers.size()));
   const std::optional<int> kv_head = index_query(head, "head", heads);
   std::optional<VersionDetail> detail = co_await service_.answer(
       service_.engine().version_detail(tenant.requester(), id, ratio_query(head)));

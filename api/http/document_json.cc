@@ -79,6 +79,16 @@ json::object version_json(const DocumentStore::Version& version, const KvGeometr
   return one;
 }
 
+// Of all pairs that questions see: of sliding groups those of the last window.
+int64_t full_blocks(int64_t tokens, const std::vector<KvGroup>& groups, int64_t page_tokens) {
+  int64_t blocks = 0;
+  for (const KvGroup& group : groups) {
+    const int64_t first = group.window == 0 ? 0 : std::max<int64_t>(tokens - group.window + 1, 0);
+    blocks += (tokens + page_tokens - 1) / page_tokens - first / page_tokens;
+  }
+  return blocks;
+}
+
 void add_stored(json::object& document, const DocumentInfo& info, const Service& service) {
   const DocumentStore::Info& stored = info.stored;
   const KvGeometry& geometry = service.geometry();
@@ -99,8 +109,6 @@ void add_stored(json::object& document, const DocumentInfo& info, const Service&
     }
   }
   const int64_t tokens = stored.identity->logical_length();
-  const auto groups = static_cast<int64_t>(service.model().model().kv_groups().size());
-  const int64_t page = service.options().engine.page_tokens;
   json::object compression;
   compression["method"] = "kvzip";
   compression["ratio"] =
@@ -112,7 +120,9 @@ void add_stored(json::object& document, const DocumentInfo& info, const Service&
   document["compression"] = std::move(compression);
   json::object usage;
   usage["tokens"] = tokens;
-  usage["kv_bytes_full"] = (tokens + page - 1) / page * groups * geometry.block_bytes();
+  usage["kv_bytes_full"] = full_blocks(tokens, service.model().model().kv_groups(),
+                                       service.options().engine.page_tokens) *
+                           geometry.block_bytes();
   usage["kv_bytes"] = smallest == nullptr ? 0 : smallest->blocks * geometry.block_bytes();
   usage["pages"] = smallest == nullptr ? 0 : smallest->blocks;
   usage["hits"] = hits;
