@@ -45,6 +45,8 @@ drawScale();
 
 // ---- the heatmap ----
 
+// Layers with a sliding window aren't compressed, and aren't counted here.
+const layerName = (layer) => shown.map.layer_numbers[layer];
 const share = (layer, head) => shown.map.kept[layer][head] / shown.map.tokens;
 const cellWidth = (width) => (width - kAxis) / shown.map.layers;
 const cellHeight = (width) =>
@@ -67,7 +69,7 @@ const redrawHeatmap = canvasOf(heatmap,
     const step = [1, 2, 5, 10, 20, 50].find((n) => n * w >= 24) ?? 100;
     context.textAlign = "center";
     for (let layer = 0; layer < layers; layer += step) {
-      context.fillText(layer, kAxis + (layer + 0.5) * w, heads * h + 10);
+      context.fillText(layerName(layer), kAxis + (layer + 0.5) * w, heads * h + 10);
     }
     for (let layer = 0; layer < layers; ++layer) {
       for (let head = 0; head < heads; ++head) {
@@ -94,8 +96,8 @@ const redrawPositions = canvasOf($("positions"), () => 36, (context, width, heig
 
 function tellCell() {
   const kept = shown.map.kept[cell.layer][cell.head];
-  setText($("cell"), `Layer ${cell.layer}, KV head ${cell.head} keeps ${number(kept)} of ` +
-    `${number(shown.map.tokens)} pairs, ${percent(kept / shown.map.tokens)}`);
+  setText($("cell"), `Layer ${layerName(cell.layer)}, KV head ${cell.head} keeps ` +
+    `${number(kept)} of ${number(shown.map.tokens)} pairs, ${percent(kept / shown.map.tokens)}`);
 }
 
 function moveTo(layer, head) {
@@ -162,9 +164,10 @@ async function openText() {
   const { layer, head } = cell;
   const query = `ratio=${ratio}&layer=${layer}&head=${head}`;
   const map = await getJson(`${documentPath(id)}/retention?${query}`, { signal: texts.signal });
+  if (shown?.id !== id || shown.ratio !== ratio) return; // it isn't wanted any more
   const kept = map.kept[layer][head];
   setText($("reader-title"),
-    `Layer ${layer}, KV head ${head}: ${number(kept)} of ${number(map.tokens)} tokens`);
+    `Layer ${layerName(layer)}, KV head ${head}: ${number(kept)} of ${number(map.tokens)} tokens`);
   const unknown = map.positions === null && kept < map.tokens;
   setText($("reader-note"), unknown
     ? "Which tokens these are isn't known: the document's scores weren't kept."

@@ -41,6 +41,7 @@ function clearColumn(column) {
   column.answer = null;
   setText(column.text, "");
   setText(column.note, "");
+  column.note.className = "muted";
   setText(column.verdict, "");
   column.verdict.className = "verdict";
 }
@@ -81,7 +82,7 @@ export function fillPlayground(selected) {
       columns.forEach(clearColumn);
     }
   }
-  $("ask").querySelector(".main").disabled = options.length === 0;
+  form.querySelector(".main").disabled = options.length === 0 || running !== null;
   fillColumns();
 }
 
@@ -113,7 +114,10 @@ async function askOne(column, id, question, tokens, signal) {
     if (last.error) throw errorOf(last.error);
     finish = last.choices[0]?.finish_reason ?? finish;
     const text = last.choices[0]?.delta?.content;
-    if (text) column.text.append(text);
+    if (text) {
+      column.text.append(text);
+      setText(column.note, "answering");
+    }
   }
   const { timings, document } = last ?? {};
   if (!timings) throw new Error("The answer broke off.");
@@ -151,7 +155,7 @@ async function ask() {
   if (asked.length === 0) throw new Error("Make one of these versions first.");
   running = new AbortController();
   $("stop").hidden = false;
-  form.querySelector(".main").disabled = true;
+  fillPlayground();
   await Promise.all(asked.map(async (column) => {
     try {
       await askOne(column, document.id, question, Number(form.tokens.value), running.signal);
