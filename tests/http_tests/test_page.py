@@ -12,6 +12,7 @@ from playwright.sync_api import expect, sync_playwright
 from conftest import SMOLLM2
 
 KEY = "sk-of-the-page"
+SLOW_KEY = "sk-of-few-requests"
 AUTH = {"Authorization": f"Bearer {KEY}"}
 HANDBOOK = os.path.join(os.path.dirname(__file__), "../../demo/handbook.md")
 QUESTION = "Who is the director?"
@@ -21,8 +22,11 @@ SLOW_MS = 120_000  # what a busy machine may take for a document or an answer
 @pytest.fixture(scope="module")
 def server(start_server, tmp_path_factory):
     model = os.path.join(os.environ["PAGEZIP_MODELS"], SMOLLM2)
-    return start_server(model, "--model-name", "smollm2", "--pool-mib", "256", "--api-key", KEY,
-                        "--documents", str(tmp_path_factory.mktemp("documents")))
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "documents").mkdir()
+    (folder / "keys").write_text(f"usual {KEY}\nslow {SLOW_KEY} per-minute=6\n")
+    return start_server(model, "--model-name", "smollm2", "--pool-mib", "256", "--api-key-file",
+                        str(folder / "keys"), "--documents", str(folder / "documents"))
 
 
 @pytest.fixture(scope="module")
@@ -377,6 +381,17 @@ def test_everything_can_be_reached_by_keyboard(visit, document):
         .filter((e) => e.checkVisibility() && !(e.labels?.length || e.textContent || e.ariaLabel))
         .map((e) => e.outerHTML)""")
     assert unnamed == []
+
+
+def test_lives_with_few_requests(visit, server):
+    visitor = visit(key=SLOW_KEY)
+    with visitor.page.expect_response(lambda response: response.status == 429):
+        pass
+    with visitor.page.expect_response(lambda response: response.url.endswith("/state")
+                                      and response.ok):
+        expect(visitor.page.locator("#status")).to_have_text("live")
+    assert all("429 (Too Many Requests)" in text for text in visitor.wrong)
+    visitor.wrong.clear()
 
 
 def test_comes_back(visit, document):
