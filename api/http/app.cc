@@ -346,6 +346,9 @@ json::object App::state_json() {
   reply["jobs_waiting"] = stats.work.jobs_waiting;
   reply["requests_finished"] = stats.work.requests_finished;
   reply["tokens_decoded"] = stats.work.rows_decode;
+  reply["tokens_prefilled"] = stats.work.rows_prompt;
+  reply["tokens_documents"] = stats.work.rows_document;
+  reply["tokens_scored"] = stats.work.rows_score;
   reply["tokens_prompt"] = stats.work.tokens_admitted;
   reply["tokens_cached"] = stats.work.tokens_cached;
   reply["preemptions"] = stats.work.preemptions;
