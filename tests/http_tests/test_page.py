@@ -17,6 +17,7 @@ AUTH = {"Authorization": f"Bearer {KEY}"}
 HANDBOOK = os.path.join(os.path.dirname(__file__), "../../demo/handbook.md")
 QUESTION = "Who is the director?"
 SLOW_MS = 120_000  # what a busy machine may take for a document or an answer
+expect.set_options(timeout=30_000)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,7 @@ def visit(browser, server):
     for each in visits:
         each.context.close()
         assert each.wrong == []
+    assert server.process.poll() is None, server.text()
 
 
 def texts_kept(page):
