@@ -170,7 +170,7 @@ async function openText() {
     `Layer ${layerName(layer)}, KV head ${head}: ${number(kept)} of ${number(map.tokens)} tokens`);
   const unknown = map.positions === null && kept < map.tokens;
   setText($("reader-note"), unknown
-    ? "Which tokens these are isn't known: the document's scores weren't kept."
+    ? "Which tokens these are isn't known: the document's scores aren't there."
     : "Marked: the tokens whose KV pair is kept. Arrow keys on the map move on, Esc closes.");
   $("reader-text").replaceChildren(
     ...(unknown ? [map.texts.join("")] : runs(map.texts, map.positions)));

@@ -81,7 +81,7 @@ function fillPool() {
 // ---- plots ----
 
 const kPlots = [
-  { title: "Tokens per second", series: ["decoded", "prompts", "documents", "scored"] },
+  { title: "Tokens per second", series: ["decoded", "prompts", "documents"] },
   { title: "Requests and jobs", series: ["running", "waiting", "jobs"] },
   { title: "Decode step, ms", series: ["now", "p50", "p99"] },
   { title: "First token, ms", series: ["now", "p50", "p99"] },
@@ -199,7 +199,7 @@ function take(now, before, seconds) {
   fillPool();
   fillNumbers(rate("tokens_decoded"));
   addPoint(Date.now() / 1000, [
-    ["tokens_decoded", "tokens_prefilled", "tokens_documents", "tokens_scored"].map(rate),
+    ["tokens_decoded", "tokens_prefilled", "tokens_documents"].map(rate),
     [now.running, now.waiting, now.jobs_running + now.jobs_waiting],
     [mean("decode_step"), ...quantiles(now.times.decode_step)],
     [mean("first_token"), ...quantiles(now.times.first_token)],
