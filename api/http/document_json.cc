@@ -79,16 +79,6 @@ json::object version_json(const DocumentStore::Version& version, const KvGeometr
   return one;
 }
 
-// Of all pairs that questions see: of sliding groups those of the last window.
-int64_t full_blocks(int64_t tokens, const std::vector<KvGroup>& groups, int64_t page_tokens) {
-  int64_t blocks = 0;
-  for (const KvGroup& group : groups) {
-    const int64_t first = group.window == 0 ? 0 : std::max<int64_t>(tokens - group.window + 1, 0);
-    blocks += (tokens + page_tokens - 1) / page_tokens - first / page_tokens;
-  }
-  return blocks;
-}
-
 void add_stored(json::object& document, const DocumentInfo& info, const Service& service) {
   const DocumentStore::Info& stored = info.stored;
   const KvGeometry& geometry = service.geometry();
@@ -145,6 +135,15 @@ void add_stored(json::object& document, const DocumentInfo& info, const Service&
 }
 
 }  // namespace
+
+int64_t full_blocks(int64_t tokens, const std::vector<KvGroup>& groups, int64_t page_tokens) {
+  int64_t blocks = 0;
+  for (const KvGroup& group : groups) {
+    const int64_t first = group.window == 0 ? 0 : std::max<int64_t>(tokens - group.window + 1, 0);
+    blocks += (tokens + page_tokens - 1) / page_tokens - first / page_tokens;
+  }
+  return blocks;
+}
 
 json::object document_json(const std::string& id, const DocumentInfo* info, const DocumentJob* job,
                            const Service& service) {

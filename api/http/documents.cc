@@ -229,10 +229,10 @@ asio::awaitable<void> Documents::check_quota(const Tenant& tenant, const Documen
       bytes += version.resident ? version.blocks * block : 0;
     }
   }
-  const auto tokens = static_cast<double>(request.prefix.size() + request.context.size());
-  const auto groups = static_cast<double>(service_.model().model().kv_groups().size());
-  const double full =
-      tokens / service_.options().engine.page_tokens * groups * static_cast<double>(block);
+  const auto tokens = static_cast<int64_t>(request.prefix.size() + request.context.size());
+  const double full = static_cast<double>(full_blocks(tokens, service_.model().model().kv_groups(),
+                                                      service_.options().engine.page_tokens) *
+                                          block);
   double wanted = request.keep_full || request.versions.empty() ? full : 0;
   for (const VersionSpec& version : request.versions) {
     wanted += full * version.keep_ratio;

@@ -60,6 +60,8 @@ json::object document_json(const std::string& id, const DocumentInfo* info, cons
                            const Service& service);
 
 // Small things that the parts of Documents share.
+/// Blocks of all pairs that questions see: of sliding groups those of the last window.
+int64_t full_blocks(int64_t tokens, const std::vector<KvGroup>& groups, int64_t page_tokens);
 [[noreturn]] void document_not_found(const std::string& id);
 std::string content_hash(std::string_view text);
 asio::awaitable<void> sleep(asio::io_context& io, std::chrono::milliseconds time);

@@ -98,8 +98,8 @@ class Service {
   const ServeOptions options_;
   const Kernels* kernels_;
   std::string model_name_;
-  int64_t started_s_;
   SteadyClock clock_;
+  int64_t started_s_;
   std::atomic<Phase> phase_ = Phase::kLoading;
   std::atomic<int64_t> loaded_layers_ = 0;
   std::atomic<int64_t> layers_ = 0;
