@@ -386,8 +386,8 @@ asio::awaitable<void> App::tokenize(Exchange& exchange) {
       const bool special = fields.boolean("parse_special").value_or(true);
       const bool add = fields.boolean("add_special_tokens")
                            .value_or(fields.boolean("add_special").value_or(false));
-      if (add && tokenizer.add_bos() && tokenizer.bos()) {
-        tokens.push_back(*tokenizer.bos());
+      if (const auto bos = tokenizer.bos(); bos && add && tokenizer.add_bos()) {
+        tokens.push_back(*bos);
       }
       const std::vector<TokenId> own = tokenizer.encode(text, special);
       tokens.insert(tokens.end(), own.begin(), own.end());

@@ -22,6 +22,7 @@ namespace beast = boost::beast;
 namespace bhttp = boost::beast::http;
 using boost::system::error_code;
 using Clock = std::chrono::steady_clock;
+using Parser = bhttp::request_parser<bhttp::buffer_body>;
 
 constexpr size_t kPartBytes = 64 << 10;      // of a body, read at once
 constexpr uint64_t kDrainBytes = 256 << 10;  // of a body that nobody wanted, before it is too much
@@ -61,8 +62,8 @@ class Connection {
   std::unique_ptr<Transport> transport_;
   const ConnectionOptions& options_;
   const ConnectionLimits& limits_;
-  std::string buffer_;                                               // read, and not parsed yet
-  std::optional<bhttp::request_parser<bhttp::buffer_body>> parser_;  // of the current request
+  std::string buffer_;              // read, and not parsed yet
+  std::unique_ptr<Parser> parser_;  // of the current request
   Transport::Deadline body_deadline_;
   std::optional<ApiError> head_error_;
   bool open_ = true;
@@ -120,7 +121,7 @@ asio::awaitable<void> Connection::run() {
   while (open_) {
     const Head head = co_await read_head();
     if (head == Head::kBroken) {
-      co_await refuse(*head_error_);
+      co_await refuse(head_error_.value());
     }
     if (head != Head::kThere) {
       break;
@@ -136,7 +137,7 @@ asio::awaitable<void> Connection::run() {
 // ---- requests ----
 
 asio::awaitable<Connection::Head> Connection::read_head() {
-  parser_.emplace();
+  parser_ = std::make_unique<Parser>();
   parser_->header_limit(limits_.header_bytes);
   parser_->body_limit(boost::none);  // handlers know their limits
   // The next request may take its time to begin, but not to come.
@@ -430,7 +431,7 @@ asio::awaitable<void> serve_connection(asio::ip::tcp::socket socket,
     Connection connection(make_transport(std::move(socket), tls), options);
     co_await connection.run();
   } catch (const std::exception&) {
-    // A connection ends alone.
+    co_return;  // a connection ends alone
   }
 }
 

@@ -14,7 +14,7 @@
 namespace pagezip::http {
 namespace {
 
-constexpr int64_t kJobsKept_s = 3600;  // that ended badly, so that their owners can read why
+constexpr int64_t kJobsKeptSeconds = 3600;  // that ended badly, so that their owners can read why
 
 std::string etag_of(const json::object& document, const std::string& text) {
   return fmt::format("\"{}-{}\"", document.at("revision").to_number<uint64_t>(),
@@ -105,7 +105,7 @@ void Documents::forget_old_jobs() {
     const DocumentTask::Status status = each.second.task->status();
     return status.state == DocumentTask::State::kDone ||
            (status.state == DocumentTask::State::kFailed &&
-            now - each.second.created_s > kJobsKept_s);
+            now - each.second.created_s > kJobsKeptSeconds);
   });
 }
 

@@ -217,8 +217,8 @@ class Generation {
     one["index"] = index;
     one["logprobs"] = null_or(logprobs);
     one["finish_reason"] = nullptr;
-    if (choices_[index].finish) {
-      one["finish_reason"] = *choices_[index].finish == FinishReason::kLength ? "length" : "stop";
+    if (const std::optional<FinishReason>& finish = choices_[index].finish) {
+      one["finish_reason"] = *finish == FinishReason::kLength ? "length" : "stop";
     }
     return one;
   }

@@ -12,8 +12,8 @@ namespace {
 std::vector<TokenId> encode_text(const Tokenizer& tokenizer, const std::string& text,
                                  bool behind_document) {
   std::vector<TokenId> tokens;
-  if (!behind_document && tokenizer.add_bos() && tokenizer.bos()) {
-    tokens.push_back(*tokenizer.bos());
+  if (const auto bos = tokenizer.bos(); bos && !behind_document && tokenizer.add_bos()) {
+    tokens.push_back(*bos);
   }
   const std::vector<TokenId> own = tokenizer.encode(text, false);
   tokens.insert(tokens.end(), own.begin(), own.end());

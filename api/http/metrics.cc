@@ -41,7 +41,7 @@ class Families {
     uint64_t below = 0;
     for (size_t bucket = 0; bucket < Histogram::kBuckets; ++bucket) {
       below += static_cast<uint64_t>(from.in_bucket(bucket));
-      const bool power_ends = (bucket + 1) % (2 * Histogram::kParts) == 0;
+      const bool power_ends = (bucket + 1) % (size_t{2} * Histogram::kParts) == 0;
       if (power_ends && bucket + 1 < Histogram::kBuckets) {
         metric.histogram.bucket.push_back(
             {below, static_cast<double>(Histogram::begin(bucket + 1)) * unit});
