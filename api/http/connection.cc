@@ -120,8 +120,9 @@ asio::awaitable<void> Connection::run() {
   // g++ 12 compiles co_await behind && to a crash.
   while (open_) {
     const Head head = co_await read_head();
-    if (head == Head::kBroken) {
-      co_await refuse(head_error_.value());
+    if (head == Head::kBroken && head_error_) {
+      const ApiError error = *head_error_;
+      co_await refuse(error);
     }
     if (head != Head::kThere) {
       break;
