@@ -14,7 +14,7 @@ packages=(
 )
 case ${1:-} in
   '') ;;
-  --tests) packages+=(chromium openssl prometheus) ;; # prometheus brings promtool
+  --tests) packages+=(chromium fonts-dejavu-core openssl prometheus) ;; # prometheus brings promtool
   *) echo "usage: scripts/setup.sh [--tests]" >&2; exit 2 ;;
 esac
 
