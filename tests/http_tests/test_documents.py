@@ -328,31 +328,8 @@ def test_first_signal_drains(start_server, tiny_model):
     assert server.process.wait(timeout=20) == 0
 
 
-def test_second_signal_ends(start_server, tiny_model):
-    server = start_server(tiny_model, "--pool-mib", "16")
-
-    def stream():
-        try:
-            server.request("POST", "/v1/completions",
-                           {"prompt": "a", "max_tokens": 100000, "ignore_eos": True})
-        except (OSError, Exception):  # noqa: BLE001 - it is cut off
-            pass
-
-    thread = threading.Thread(target=stream)
-    thread.start()
-    while server.state()["running"] == 0:
-        time.sleep(0.01)
-    server.process.send_signal(signal.SIGTERM)
-    while "draining" not in server.text():
-        time.sleep(0.01)
-    server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(timeout=10) == 143
-    thread.join()
-
-
-def test_drain_has_an_end(start_server, tiny_model):
-    server = start_server(tiny_model, "--pool-mib", "16", "--shutdown-timeout", "0.5")
-
+def start_endless_request(server):
+    """Returns its thread when the request runs."""
     def stream():
         try:
             server.request("POST", "/v1/completions",
@@ -364,6 +341,23 @@ def test_drain_has_an_end(start_server, tiny_model):
     thread.start()
     while server.state()["running"] == 0:
         time.sleep(0.01)
+    return thread
+
+
+def test_second_signal_ends(start_server, tiny_model):
+    server = start_server(tiny_model, "--pool-mib", "16")
+    thread = start_endless_request(server)
+    server.process.send_signal(signal.SIGTERM)
+    while "draining" not in server.text():
+        time.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(timeout=10) == 143
+    thread.join()
+
+
+def test_drain_has_an_end(start_server, tiny_model):
+    server = start_server(tiny_model, "--pool-mib", "16", "--shutdown-timeout", "0.5")
+    thread = start_endless_request(server)
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(timeout=20) == 0
     assert "didn't end in time" in server.text()
