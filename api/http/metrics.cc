@@ -3,6 +3,7 @@
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 #include <vector>
@@ -64,6 +65,16 @@ class Families {
 
 constexpr double kMicro = 1e-6;
 
+// Share of the pool that is in use and can't be evicted. Blocks may count as idle and as a
+// document's, so it is cut at 0.
+double utilization(const EngineStats& s) {
+  const int64_t evictable = s.blocks_idle + s.documents.evictable_blocks;
+  return s.blocks_total == 0
+             ? 0
+             : std::max(0.0, static_cast<double>(s.blocks_total - s.blocks_free - evictable) /
+                                 static_cast<double>(s.blocks_total));
+}
+
 void add_pool(Families& f, const EngineStats& s, const Service& service) {
   const char* pages = "Blocks of the KV pool by what is in them";
   const int64_t held = s.documents.held_blocks;
@@ -78,13 +89,8 @@ void add_pool(Families& f, const EngineStats& s, const Service& service) {
   f.gauge("pagezip_pool_blocks", "Blocks that the KV pool has", s.blocks_total);
   f.add(MetricType::Gauge, "pagezip_block_bytes", "Bytes of a block",
         static_cast<double>(service.geometry().block_bytes()));
-  const int64_t evictable = s.blocks_idle + s.documents.evictable_blocks;
-  const double used = s.blocks_total == 0
-                          ? 0
-                          : static_cast<double>(s.blocks_total - s.blocks_free - evictable) /
-                                static_cast<double>(s.blocks_total);
   f.add(MetricType::Gauge, "pagezip_kv_utilization_ratio",
-        "Share of the KV pool that is in use and can't be evicted", std::max(used, 0.0));
+        "Share of the KV pool that is in use and can't be evicted", utilization(s));
   f.gauge("pagezip_cache_config", "Block size and number of blocks, as labels", 1,
           {{"block_tokens", std::to_string(service.options().engine.page_tokens)},
            {"blocks", std::to_string(s.blocks_total)}});
@@ -161,12 +167,8 @@ void add_vllm(Families& f, const EngineStats& s, const Service& service) {
   const Labels model = {{"model_name", service.model_name()}};
   f.gauge("vllm:num_requests_running", "Requests in the pool", s.work.running, model);
   f.gauge("vllm:num_requests_waiting", "Requests that wait", s.work.waiting, model);
-  const int64_t evictable = s.blocks_idle + s.documents.evictable_blocks;
   f.add(MetricType::Gauge, "vllm:kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1",
-        s.blocks_total == 0 ? 0
-                            : static_cast<double>(s.blocks_total - s.blocks_free - evictable) /
-                                  static_cast<double>(s.blocks_total),
-        model);
+        utilization(s), model);
   Labels config = model;
   config.push_back({"block_size", std::to_string(service.options().engine.page_tokens)});
   config.push_back({"num_gpu_blocks", std::to_string(s.blocks_total)});
