@@ -49,6 +49,6 @@ LoadedModel::LoadedModel(GgufFile file, const std::optional<std::string>& chat_t
       tokenizer_(file),
       chat_template_(make_chat_template(chat_template, file, tokenizer_)),
       model_(std::move(file), kernels, activations, threads, progress),
-      identity_(make_model_identity(model_, template_source_)) {}
+      identity_(make_model_identity(model_.file(), template_source_)) {}
 
 }  // namespace pagezip

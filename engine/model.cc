@@ -1,7 +1,6 @@
 #include "engine/model.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <limits>
@@ -115,25 +114,6 @@ LayerWeights load_layer(Loader& load, const ModelConfig& c, int l) {
   return w;
 }
 
-// Reading every byte would cost as much as loading, so of each tensor the name, type, shape and its
-// first and last kilobyte count.
-uint64_t fingerprint_of(const GgufFile& file) {
-  constexpr int64_t kSample = 1024;
-  XXH3_state_t* state = XXH3_createState();
-  XXH3_64bits_reset(state);
-  for (const GgufTensor& tensor : file.tensors()) {
-    const int64_t sample = std::min(kSample, tensor.bytes);
-    XXH3_64bits_update(state, tensor.name.data(), tensor.name.size());
-    XXH3_64bits_update(state, &tensor.type, sizeof(tensor.type));
-    XXH3_64bits_update(state, tensor.shape.data(), tensor.shape.size() * sizeof(int64_t));
-    XXH3_64bits_update(state, tensor.data, static_cast<size_t>(sample));
-    XXH3_64bits_update(state, tensor.data + tensor.bytes - sample, static_cast<size_t>(sample));
-  }
-  const uint64_t hash = XXH3_64bits_digest(state);
-  XXH3_freeState(state);
-  return hash;
-}
-
 }  // namespace
 
 Model::Model(GgufFile file, const Kernels& kernels, ActivationType activations, ThreadPool& pool,
@@ -163,7 +143,7 @@ Model::Model(GgufFile file, const Kernels& kernels, ActivationType activations, 
       places_[static_cast<size_t>(layers[i])] = {static_cast<int>(g), static_cast<int>(i)};
     }
   }
-  fingerprint_ = fingerprint_of(file_);
+  fingerprint_ = weights_fingerprint(file_);
 }
 
 KvGeometry Model::kv_geometry(KvType type, int page_tokens) const {

@@ -99,4 +99,7 @@ class Model {
 /// The shape of the model in a file, checked. Throws Error(kModelFile).
 ModelConfig read_model_config(const GgufFile& file);
 
+/// Model::fingerprint() without the model.
+uint64_t weights_fingerprint(const GgufFile& file);
+
 }  // namespace pagezip

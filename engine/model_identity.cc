@@ -2,6 +2,7 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
 #include <span>
 #include <string>
 #include <vector>
@@ -72,10 +73,10 @@ uint64_t tokenizer_hash(const GgufFile& file) {
   return hash.digest();
 }
 
-uint64_t rope_hash(const GgufFile& file, const ModelConfig& config) {
-  const std::string rope = config.architecture + ".rope.";
+uint64_t rope_hash(const GgufFile& file, const std::string& architecture) {
+  const std::string rope = architecture + ".rope.";
   MetadataHash hash(file);
-  hash.add_list(config.architecture);  // the style of the rotation
+  hash.add_list(architecture);  // the style of the rotation
   hash.add_float(rope + "freq_base");
   hash.add_float(rope + "freq_base_swa");
   hash.add_float(rope + "scale_linear");
@@ -89,11 +90,30 @@ uint64_t rope_hash(const GgufFile& file, const ModelConfig& config) {
 
 }  // namespace
 
-ModelIdentity make_model_identity(const Model& model, std::string_view chat_template) {
+// Reading every byte would cost as much as loading, so of each tensor the name, type, shape and its
+// first and last kilobyte count.
+uint64_t weights_fingerprint(const GgufFile& file) {
+  constexpr int64_t kSample = 1024;
+  XXH3_state_t* state = XXH3_createState();
+  XXH3_64bits_reset(state);
+  for (const GgufTensor& tensor : file.tensors()) {
+    const int64_t sample = std::min(kSample, tensor.bytes);
+    XXH3_64bits_update(state, tensor.name.data(), tensor.name.size());
+    XXH3_64bits_update(state, &tensor.type, sizeof(tensor.type));
+    XXH3_64bits_update(state, tensor.shape.data(), tensor.shape.size() * sizeof(int64_t));
+    XXH3_64bits_update(state, tensor.data, static_cast<size_t>(sample));
+    XXH3_64bits_update(state, tensor.data + tensor.bytes - sample, static_cast<size_t>(sample));
+  }
+  const uint64_t hash = XXH3_64bits_digest(state);
+  XXH3_freeState(state);
+  return hash;
+}
+
+ModelIdentity make_model_identity(const GgufFile& file, std::string_view chat_template) {
   ModelIdentity identity;
-  identity.weights = model.fingerprint();
-  identity.tokenizer = tokenizer_hash(model.file());
-  identity.rope = rope_hash(model.file(), model.config());
+  identity.weights = weights_fingerprint(file);
+  identity.tokenizer = tokenizer_hash(file);
+  identity.rope = rope_hash(file, read_model_config(file).architecture);
   identity.chat_template = XXH3_64bits(chat_template.data(), chat_template.size());
   return identity;
 }

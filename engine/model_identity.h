@@ -11,8 +11,9 @@
 
 namespace pagezip {
 
-/// `chat_template`: the source that is in use; "" if there is none.
-ModelIdentity make_model_identity(const Model& model, std::string_view chat_template);
+/// `chat_template`: the source that is in use; "" if there is none. Needs no weights loaded. Throws
+/// Error(kModelFile).
+ModelIdentity make_model_identity(const GgufFile& file, std::string_view chat_template);
 
 /// The source of the file's own chat template, or "".
 std::string_view own_chat_template(const GgufFile& file);

@@ -112,7 +112,9 @@ void Pipeline::run(Sequence& sequence, const Document* document, std::span<const
     const MatrixView<float> logits(done == total ? logits_.data() : nullptr, 1,
                                    static_cast<int64_t>(logits_.size()));
     transformer_.forward({&span, 1}, logits);
-    progress(done);
+    if (progress) {
+      progress(done);
+    }
   }
 }
 
@@ -198,9 +200,10 @@ Question::Question(Pipeline& pipeline, std::shared_ptr<const Document> document,
   }
 }
 
-std::span<const float> Question::append(std::span<const TokenId> tokens) {
+std::span<const float> Question::append(std::span<const TokenId> tokens,
+                                        const std::function<void(int64_t done)>& progress) {
   CHECK_LE(sequence_.length() + static_cast<int64_t>(tokens.size()), tokens_max_);
-  pipeline_.run(sequence_, document_.get(), tokens, blocks_, [](int64_t) {});
+  pipeline_.run(sequence_, document_.get(), tokens, blocks_, progress);
   return pipeline_.logits_;
 }
 
@@ -220,11 +223,11 @@ Answer answer(Pipeline& pipeline, const Tokenizer& tokenizer,
   Answer result;
   const auto emit = [&](const std::string& text) {
     result.text += text;
-    if (!text.empty() && !on_text(text)) {
+    if (!on_text(text)) {
       throw Cancelled();
     }
   };
-  std::span<const float> logits = run.append(question);
+  std::span<const float> logits = run.append(question, [&](int64_t) { emit(""); });
   while (true) {
     const TokenId token = sampler.sample(logits);
     if (result.first_token_ms == 0) {

@@ -119,8 +119,10 @@ class Question {
   Question(Pipeline& pipeline, std::shared_ptr<const Document> document, int64_t tokens_max);
 
   /// Appends tokens; the logits [vocab] of the last one, valid until the next call on the pipeline.
+  /// `progress` is called after every step of prefill_rows rows, and may throw to stop.
   /// REQUIRES: tokens is not empty, and no more than tokens_max in all.
-  std::span<const float> append(std::span<const TokenId> tokens);
+  std::span<const float> append(std::span<const TokenId> tokens,
+                                const std::function<void(int64_t done)>& progress = {});
 
  private:
   Pipeline& pipeline_;
@@ -144,8 +146,8 @@ struct AnswerOptions {
   std::vector<std::string> stops;
 };
 
-/// Asks one question. `on_text` gets the answer as it grows, whole characters only; false stops
-/// (throws Cancelled).
+/// Asks one question. `on_text` gets the answer as it grows, whole characters only, and "" after a
+/// step that gave none; false stops (throws Cancelled).
 Answer answer(Pipeline& pipeline, const Tokenizer& tokenizer,
               const std::shared_ptr<const Document>& document, std::span<const TokenId> question,
               const AnswerOptions& options,

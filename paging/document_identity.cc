@@ -204,21 +204,27 @@ KvShape make_kv_shape(const ModelIdentity& model, std::span<const KvGroup> group
   return shape;
 }
 
-std::string why_unfit(const KvShape& found, const KvShape& expected) {
+std::string why_unfit(const ModelIdentity& found, const ModelIdentity& expected) {
   std::string difference;
+  const auto compare = [&](const char* what, uint64_t a, uint64_t b) {
+    if (difference.empty() && a != b) {
+      difference = fmt::format("made with the {} {:016x} instead of {:016x}", what, a, b);
+    }
+  };
+  compare("model of fingerprint", found.weights, expected.weights);
+  compare("tokenizer", found.tokenizer, expected.tokenizer);
+  compare("RoPE configuration", found.rope, expected.rope);
+  compare("chat template", found.chat_template, expected.chat_template);
+  return difference;
+}
+
+std::string why_unfit(const KvShape& found, const KvShape& expected) {
+  std::string difference = why_unfit(found.model, expected.model);
   const auto compare = [&](const char* what, const auto& a, const auto& b) {
     if (difference.empty() && a != b) {
       difference = fmt::format("{} {} instead of {}", what, a, b);
     }
   };
-  const auto compare_hash = [&](const char* what, uint64_t a, uint64_t b) {
-    compare(what, fmt::format("{:016x}", a), fmt::format("{:016x}", b));
-  };
-  compare_hash("made with the model of fingerprint", found.model.weights, expected.model.weights);
-  compare_hash("made with the tokenizer", found.model.tokenizer, expected.model.tokenizer);
-  compare_hash("made with the RoPE configuration", found.model.rope, expected.model.rope);
-  compare_hash("made with the chat template", found.model.chat_template,
-               expected.model.chat_template);
   compare("KV groups of", describe(found.groups), describe(expected.groups));
   compare("KV heads:", found.kv_heads, expected.kv_heads);
   compare("head length", found.page.head_dim, expected.page.head_dim);

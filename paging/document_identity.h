@@ -44,6 +44,7 @@ KvShape make_kv_shape(const ModelIdentity& model, std::span<const KvGroup> group
 
 /// The first difference, for people: "KV heads: 2 instead of 4". "" if there is none.
 std::string why_unfit(const KvShape& found, const KvShape& expected);
+std::string why_unfit(const ModelIdentity& found, const ModelIdentity& expected);
 
 /// Which of a document's own pairs a version of it has.
 struct VersionIdentity {

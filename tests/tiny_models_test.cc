@@ -163,7 +163,7 @@ TEST_P(TinyModelTest, QuestionOnADocumentFromAFile) {
   constexpr size_t kDocument = 85;
   const std::string path =
       ::testing::TempDir() + "tiny_models_test." + std::to_string(getpid()) + ".document";
-  const KvShape shape = make_kv_shape(make_model_identity(model_, ""), model_.kv_groups(),
+  const KvShape shape = make_kv_shape(make_model_identity(model_.file(), ""), model_.kv_groups(),
                                       model_.kv_geometry(KvType::kF32, 16));
   std::vector<float> expected;
   {

@@ -47,7 +47,7 @@ struct OpenModel {
               name_of(options.system), std::time(nullptr)),
         activations(options.exact != 0 ? ActivationType::kF32 : ActivationType::kQ8),
         model(file, cpu_kernels(), activations, threads, [](int64_t, int64_t) {}),
-        identity(make_model_identity(model, own_chat_template(file))) {}
+        identity(make_model_identity(file, own_chat_template(file))) {}
 
   GgufFile file;
   Tokenizer tokenizer;

@@ -59,7 +59,13 @@ void run_query(const Options& options) {
   runtime.system = "";
   Output output;
   Progress progress;
-  Session session(runtime, nullptr, progress);
+  Session session(runtime, nullptr, progress, [&](const ModelIdentity& identity) {
+    const std::string difference = why_unfit(header.identity.shape.model, identity);
+    if (!difference.empty()) {
+      throw Error(ErrorKind::kModelFile,
+                  fmt::format("{}: does not fit: {}", options.document, difference));
+    }
+  });
   std::vector<std::vector<TokenId>> questions;
   questions.reserve(options.questions.size());
   for (const std::string& question : options.questions) {

@@ -10,7 +10,7 @@
 
 namespace pagezip {
 Session::Session(const RuntimeOptions& options, const CompressionOptions* compression,
-                 Progress& progress)
+                 Progress& progress, const IdentityCheck& check)
     : options_(options),
       file_(GgufFile::open(options.model)),
       tokenizer_(file_),
@@ -22,6 +22,11 @@ Session::Session(const RuntimeOptions& options, const CompressionOptions* compre
                                options.system, std::time(nullptr))),
       threads_(options.threads),
       kernels_(options.reference_backend ? reference_kernels() : cpu_kernels()) {
+  identity_ = make_model_identity(
+      file_, given_template_ ? std::string_view(*given_template_) : own_chat_template(file_));
+  if (check) {
+    check(identity_);
+  }
   pipeline_options_.kv_type = options.kv_type;
   pipeline_options_.page_tokens = options.page_tokens;
   if (compression != nullptr) {
@@ -43,8 +48,6 @@ Session::Session(const RuntimeOptions& options, const CompressionOptions* compre
     }
   };
   model_ = std::make_unique<const Model>(file_, kernels_, options.activations, threads_, report);
-  identity_ = make_model_identity(
-      *model_, given_template_ ? std::string_view(*given_template_) : own_chat_template(file_));
   load_ms_ = progress.finish();
 }
 

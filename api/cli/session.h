@@ -1,6 +1,7 @@
 // A loaded model with all that runs it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -16,8 +17,11 @@ namespace pagezip {
 
 class Session {
  public:
-  /// Loads the model. `compression` may be null: nothing will be scored.
-  Session(const RuntimeOptions& options, const CompressionOptions* compression, Progress& progress);
+  /// Loads the model. `compression` may be null: nothing will be scored. Before it reads weights,
+  /// `check` may refuse the model (by an exception).
+  using IdentityCheck = std::function<void(const ModelIdentity& identity)>;
+  Session(const RuntimeOptions& options, const CompressionOptions* compression, Progress& progress,
+          const IdentityCheck& check = {});
 
   const Kernels& kernels() const { return kernels_; }
   const Model& model() const { return *model_; }

@@ -197,6 +197,14 @@ TEST_F(Verbs, ACompressedDocumentAnswersAsTheOneInMemory) {
   expect_error(
       run({"query", "--model", path("model.gguf"), "--document", path("damaged.pz"), "-q", "hi"}),
       3, "damaged.pz");
+
+  // Another model, which could not even be loaded: the file says enough to refuse it.
+  TinyModel other;
+  other.left_out = "blk.1.ffn_up.weight";
+  other.writer().write(path("other.gguf"));
+  expect_error(
+      run({"query", "--model", path("other.gguf"), "--document", path("document.pz"), "-q", "hi"}),
+      3, "document.pz: does not fit: made with the model of fingerprint");
 }
 
 TEST_F(Verbs, ScoresAreAnArrayForNumPy) {
@@ -241,6 +249,21 @@ TEST_F(Verbs, ASignalEndsTheWorkQuickly) {
     expect_error(outcome, code, "interrupted");
     EXPECT_EQ(outcome.out, "");
   }
+  // While a question is read, before the first word of its answer.
+  ASSERT_EQ(run({"compress", "--model", path("model.gguf"), "--document", path("document.txt"),
+                 "-o", path("document.pz")})
+                .code,
+            0);
+  Command command(folder_,
+                  {"query", "--model", path("model.gguf"), "--document", path("document.pz"), "-q",
+                   std::string(60000, 'x'), "--json"},
+                  "");
+  ASSERT_TRUE(command.wait_for_progress("read "));
+  command.send(SIGINT);
+  const auto start = std::chrono::steady_clock::now();
+  const Outcome outcome = command.finish();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  expect_error(outcome, 130, "interrupted");
 }
 
 }  // namespace
