@@ -40,6 +40,7 @@ typedef enum pagezip_status {
   PAGEZIP_OUT_OF_MEMORY = 4,  // blocks, or memory of the host
   PAGEZIP_NOT_WRITTEN = 5,    // a file that can't be written
   PAGEZIP_BUSY = 6,           // try again later
+  PAGEZIP_NOT_FOUND = 7,      // no such document, or another's
 } pagezip_status;
 
 /// "0.1.0". Any thread.

@@ -196,6 +196,27 @@ class Stream : public Handle<pagezip_stream, pagezip_stream_free> {
   explicit Stream(pagezip_stream* stream) : Handle(stream) {}
 };
 
+/// The documents of a moment.
+class DocumentList : public Handle<pagezip_document_list, pagezip_document_list_free> {
+ public:
+  size_t size() const { return pagezip_document_list_count(get()); }
+  /// Texts are valid as long as the list.
+  pagezip_listed_document document(size_t index) const {
+    auto document = sized<pagezip_listed_document>();
+    check(pagezip_document_list_get(get(), index, &document));
+    return document;
+  }
+  pagezip_listed_version version(size_t index, size_t version_index) const {
+    auto version = sized<pagezip_listed_version>();
+    check(pagezip_document_list_get_version(get(), index, version_index, &version));
+    return version;
+  }
+
+ private:
+  friend class Engine;
+  explicit DocumentList(pagezip_document_list* list) : Handle(list) {}
+};
+
 class Engine : public Handle<pagezip_engine, pagezip_engine_destroy> {
  public:
   Engine(const Model& model, const pagezip_engine_options& options)
@@ -210,8 +231,23 @@ class Engine : public Handle<pagezip_engine, pagezip_engine_destroy> {
     check(pagezip_engine_submit(get(), &request, &stream));
     return Stream(stream);
   }
-  void drop_document(const std::string& tenant, const std::string& id) {
-    check(pagezip_engine_drop_document(get(), tenant.c_str(), id.c_str()));
+  // `requester` may be null: the tenant "".
+  Task add_version(const pagezip_requester* requester, const std::string& id, double keep_ratio) {
+    pagezip_task* task = nullptr;
+    check(pagezip_engine_add_version(get(), requester, id.c_str(), keep_ratio, &task));
+    return Task(task);
+  }
+  void change_document(const pagezip_requester* requester, const std::string& id,
+                       const pagezip_document_change& change) {
+    check(pagezip_engine_change_document(get(), requester, id.c_str(), &change));
+  }
+  void drop_document(const pagezip_requester* requester, const std::string& id) {
+    check(pagezip_engine_drop_document(get(), requester, id.c_str()));
+  }
+  DocumentList documents(const pagezip_requester* requester) {
+    pagezip_document_list* list = nullptr;
+    check(pagezip_engine_list_documents(get(), requester, &list));
+    return DocumentList(list);
   }
   /// Only if driven. False if there was nothing to do.
   bool step() {

@@ -52,7 +52,7 @@ typedef struct pagezip_engine_options {
   int32_t threads;      // that compute; 0: one for each core
   int32_t page_tokens;  // 16, 32 or 64; 0: 16
   int32_t driven;       // not 0: no thread of its own, you call pagezip_engine_step()
-  const char* folder;   // where documents survive the process; NULL: they don't
+  const char* folder;   // an existing one, where documents survive; NULL: they don't
 } pagezip_engine_options;
 
 /// Measures the machine for about as long as a short prompt takes, and starts.
@@ -65,15 +65,25 @@ PAGEZIP_API void pagezip_engine_destroy(pagezip_engine* engine);
 /// Only if driven. *worked is 0 if there was nothing to do.
 PAGEZIP_API pagezip_status pagezip_engine_step(pagezip_engine* engine, int32_t* worked);
 
+/// Who asks. Documents of others are not found, whatever is asked. NULL, where one can be given:
+/// the tenant "" without groups.
+typedef struct pagezip_requester {
+  size_t size;
+  const char* tenant;         // NULL: ""
+  const char* const* groups;  // that it belongs to
+  size_t group_count;
+} pagezip_requester;
+
 /// A document being made. Thread rule: one thread at a time; cancel from any.
 typedef struct pagezip_task pagezip_task;
 
 typedef struct pagezip_compress_request {
   size_t size;
-  const char* tenant;  // whose document it is; NULL: ""
-  const char* id;      // new; of letters, digits, '_' and '-'
-  const char* name;    // for people; or NULL
-  const char* text;    // UTF-8
+  const pagezip_requester* requester;
+  const char* group;  // of the requester's, whose members may use it; NULL: only its tenant
+  const char* id;     // new; of letters, digits, '_' and '-'
+  const char* name;   // for people; or NULL
+  const char* text;   // UTF-8
   size_t text_bytes;
   const double* keep_ratios;  // a version for each; none: only every pair
   size_t keep_ratio_count;
@@ -81,6 +91,10 @@ typedef struct pagezip_compress_request {
   int32_t pinned;     // not 0: stays in memory
   int64_t ttl_s;      // seconds of life after the last use; 0: for ever
   int32_t priority;   // higher is served earlier
+  /// Id of a document that the text goes on from, or NULL: a version of it stands before the text,
+  /// and stays in memory as long as this one, which has no file.
+  const char* parent;
+  double parent_keep_ratio;  // the version kept nearest to this; 0: the smallest
 } pagezip_compress_request;
 
 typedef enum pagezip_task_state {
@@ -110,20 +124,89 @@ PAGEZIP_API pagezip_status pagezip_task_wait(pagezip_task* task, int64_t timeout
 PAGEZIP_API void pagezip_task_cancel(pagezip_task* task);
 /// The document is made nevertheless. NULL is allowed.
 PAGEZIP_API void pagezip_task_free(pagezip_task* task);
+
+/// One more version of a document: cut from one that keeps more, without the model's work, if its
+/// scores are there. What is wrong with the document is told by the task.
+PAGEZIP_API pagezip_status pagezip_engine_add_version(pagezip_engine* engine,
+                                                      const pagezip_requester* requester,
+                                                      const char* id, double keep_ratio,
+                                                      pagezip_task** task);
+
+/// What is NULL stays as it is.
+typedef struct pagezip_document_change {
+  size_t size;
+  const char* name;
+  const int64_t* ttl_s;
+  const int32_t* pinned;
+} pagezip_document_change;
+
+/// PAGEZIP_NOT_FOUND; PAGEZIP_OUT_OF_MEMORY if there is no room for another pin. If the engine is
+/// driven, this and the list make steps, and count as pagezip_engine_step() for the thread rule.
+PAGEZIP_API pagezip_status pagezip_engine_change_document(pagezip_engine* engine,
+                                                          const pagezip_requester* requester,
+                                                          const char* id,
+                                                          const pagezip_document_change* change);
 /// New requests don't find it any more; its memory goes with its last reader. No error if there is
 /// none.
-PAGEZIP_API pagezip_status pagezip_engine_drop_document(pagezip_engine* engine, const char* tenant,
+PAGEZIP_API pagezip_status pagezip_engine_drop_document(pagezip_engine* engine,
+                                                        const pagezip_requester* requester,
                                                         const char* id);
+
+/// The documents of a moment. Immutable; any thread.
+typedef struct pagezip_document_list pagezip_document_list;
+
+typedef struct pagezip_listed_document {
+  size_t size;
+  const char* id;
+  const char* name;
+  const char* group;   // NULL: its tenant's own
+  int64_t created_s;   // since 1970
+  int64_t last_use_s;  // likewise
+  int64_t ttl_s;       // 0: for ever
+  int32_t pinned;      // 0 or 1
+  int32_t working;     // 1: a version of it is being made
+  int32_t has_scores;  // 1: more versions need no work of the model
+  int64_t tokens;      // with its prefix, without its parent
+  size_t version_count;
+} pagezip_listed_document;
+
+typedef struct pagezip_listed_version {
+  size_t size;
+  double keep_ratio;
+  int32_t full;      // 1: every pair, as prefill wrote it
+  int32_t resident;  // 1: in memory
+  int32_t stored;    // 1: in a file
+  int64_t bytes;     // in memory
+  int64_t file_bytes;
+  int64_t readers;  // now
+  int64_t uses;     // so far
+} pagezip_listed_version;
+
+/// All that the requester may use.
+PAGEZIP_API pagezip_status pagezip_engine_list_documents(pagezip_engine* engine,
+                                                         const pagezip_requester* requester,
+                                                         pagezip_document_list** list);
+PAGEZIP_API size_t pagezip_document_list_count(const pagezip_document_list* list);
+/// Texts are valid as long as the list.
+PAGEZIP_API pagezip_status pagezip_document_list_get(const pagezip_document_list* list,
+                                                     size_t index,
+                                                     pagezip_listed_document* document);
+/// Versions are in the order of what they keep, the full one last.
+PAGEZIP_API pagezip_status pagezip_document_list_get_version(const pagezip_document_list* list,
+                                                             size_t index, size_t version_index,
+                                                             pagezip_listed_version* version);
+/// NULL is allowed.
+PAGEZIP_API void pagezip_document_list_free(pagezip_document_list* list);
 
 /// The output of one request. Thread rule: one thread at a time; cancel from any.
 typedef struct pagezip_stream pagezip_stream;
 
 typedef struct pagezip_generate_request {
   size_t size;
-  const char* tenant;    // NULL: "". Cached prefixes and documents are its own
-  const char* document;  // id, or NULL
-  double keep_ratio;     // the version kept nearest to this; 0: the smallest
-  const char* text;      // UTF-8, put into the model's chat template
+  const pagezip_requester* requester;  // cached prefixes are its tenant's own
+  const char* document;                // id, or NULL
+  double keep_ratio;                   // the version kept nearest to this; 0: the smallest
+  const char* text;                    // UTF-8, put into the model's chat template
   size_t text_bytes;
   const int32_t* tokens;  // instead of text, if there are any: the prompt as it is
   size_t token_count;

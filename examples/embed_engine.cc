@@ -133,7 +133,15 @@ void run(const char* path) {
   expect(read(larger).usage.keep_ratio == 0.4, "a version can be asked for");
   std::printf("answer: %s\n", answer.text.c_str());
 
-  engine.drop_document("", kId);
+  const DocumentList documents = engine.documents(nullptr);
+  for (size_t i = 0; i < documents.size(); ++i) {
+    const pagezip_listed_document document = documents.document(i);
+    std::printf("%s: %lld tokens, %zu versions\n", document.id,
+                static_cast<long long>(document.tokens), document.version_count);
+  }
+  expect(documents.size() == 1, "the document is listed");
+
+  engine.drop_document(nullptr, kId);
   Stream late = engine.submit(asked);
   expect(late.next(60'000).kind == PAGEZIP_EVENT_REFUSED, "a dropped document isn't found");
   const pagezip_stats stats = engine.stats();

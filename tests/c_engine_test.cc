@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -48,7 +50,7 @@ class CEngine : public ::testing::Test {
   }
   pagezip_task* compress(const char* id, std::vector<double> ratios) {
     auto request = sized<pagezip_compress_request>();
-    request.tenant = "a";
+    request.requester = &a_;
     request.id = id;
     request.text = text_.data();
     request.text_bytes = text_.size();
@@ -64,9 +66,9 @@ class CEngine : public ::testing::Test {
     EXPECT_EQ(pagezip_task_wait(task, kLong, &status), PAGEZIP_OK) << pagezip_last_error();
     return status;
   }
-  static pagezip_generate_request request(const char* text) {
+  pagezip_generate_request request(const char* text) const {
     auto request = sized<pagezip_generate_request>();
-    request.tenant = "a";
+    request.requester = &a_;
     request.text = text;
     request.text_bytes = std::string(text).size();
     request.output_max = 6;
@@ -109,6 +111,41 @@ class CEngine : public ::testing::Test {
     }
   }
 
+  static pagezip_requester requester_of(const char* tenant) {
+    auto requester = sized<pagezip_requester>();
+    requester.tenant = tenant;
+    return requester;
+  }
+  struct Listed {
+    std::string name;
+    std::string group;
+    pagezip_listed_document document;
+    std::vector<pagezip_listed_version> versions;
+  };
+  std::map<std::string, Listed> list(const pagezip_requester& of) {
+    pagezip_document_list* list = nullptr;
+    EXPECT_EQ(pagezip_engine_list_documents(engine_, &of, &list), PAGEZIP_OK);
+    std::map<std::string, Listed> found;
+    for (size_t i = 0; i < pagezip_document_list_count(list); ++i) {
+      Listed one;
+      one.document = sized<pagezip_listed_document>();
+      EXPECT_EQ(pagezip_document_list_get(list, i, &one.document), PAGEZIP_OK);
+      one.name = one.document.name;
+      one.group = one.document.group == nullptr ? "" : one.document.group;
+      for (size_t v = 0; v < one.document.version_count; ++v) {
+        one.versions.push_back(sized<pagezip_listed_version>());
+        EXPECT_EQ(pagezip_document_list_get_version(list, i, v, &one.versions.back()), PAGEZIP_OK);
+      }
+      const std::string id = one.document.id;
+      found[id] = std::move(one);
+    }
+    auto none = sized<pagezip_listed_document>();
+    EXPECT_EQ(pagezip_document_list_get(list, found.size(), &none), PAGEZIP_INVALID);
+    pagezip_document_list_free(list);
+    return found;
+  }
+
+  const pagezip_requester a_ = requester_of("a");
   pagezip_model* model_ = nullptr;
   pagezip_engine_options options_ = sized<pagezip_engine_options>();
   pagezip_engine* engine_ = nullptr;
@@ -152,10 +189,11 @@ TEST_F(CEngine, MakesADocumentAndAnswersOnIt) {
   EXPECT_EQ(read(submit(question)).tokens, answer.tokens);
   question.keep_ratio = 1;
   EXPECT_EQ(read(submit(question)).usage.keep_ratio, 0.9);
-  question.tenant = "b";
+  const auto b = requester_of("b");
+  question.requester = &b;
   EXPECT_THAT(read(submit(question)).refusal, HasSubstr("doc")) << "another tenant's";
-  ASSERT_EQ(pagezip_engine_drop_document(engine_, "a", "doc"), PAGEZIP_OK);
-  question.tenant = "a";
+  ASSERT_EQ(pagezip_engine_drop_document(engine_, &a_, "doc"), PAGEZIP_OK);
+  question.requester = &a_;
   EXPECT_THAT(read(submit(question)).refusal, HasSubstr("doc"));
 
   auto stats = sized<pagezip_stats>();
@@ -163,6 +201,122 @@ TEST_F(CEngine, MakesADocumentAndAnswersOnIt) {
   EXPECT_GT(stats.score_rows, 0);
   EXPECT_GT(stats.document_rows, 0);
   EXPECT_GT(stats.decode_rows, 10);
+}
+
+TEST_F(CEngine, ListsAndChangesDocuments) {
+  start();
+  pagezip_task* task = compress("doc", {0.5});
+  EXPECT_EQ(wait(task).state, PAGEZIP_TASK_DONE);
+  pagezip_task_free(task);
+  ASSERT_EQ(pagezip_engine_add_version(engine_, &a_, "doc", 0.2, &task), PAGEZIP_OK);
+  EXPECT_EQ(wait(task).state, PAGEZIP_TASK_DONE);
+  pagezip_task_free(task);
+  auto stats = sized<pagezip_stats>();
+  ASSERT_EQ(pagezip_engine_get_stats(engine_, &stats), PAGEZIP_OK);
+  auto change = sized<pagezip_document_change>();
+  const int64_t ttl = 600;
+  const int32_t pinned = 1;
+  change.name = "Law";
+  change.ttl_s = &ttl;
+  change.pinned = &pinned;
+  ASSERT_EQ(pagezip_engine_change_document(engine_, &a_, "doc", &change), PAGEZIP_OK);
+  const Listed doc = list(a_)["doc"];
+  EXPECT_EQ(doc.name, "Law");
+  EXPECT_EQ(doc.group, "");
+  EXPECT_EQ(doc.document.ttl_s, 600);
+  EXPECT_EQ(doc.document.pinned, 1);
+  EXPECT_EQ(doc.document.working, 0);
+  EXPECT_EQ(doc.document.has_scores, 1);
+  EXPECT_GT(doc.document.created_s, 0);
+  ASSERT_EQ(doc.versions.size(), 2U);
+  EXPECT_EQ(doc.versions[0].keep_ratio, 0.2);
+  EXPECT_EQ(doc.versions[1].keep_ratio, 0.5);
+  EXPECT_EQ(doc.versions[0].resident, 1);
+  EXPECT_LE(doc.versions[0].bytes, doc.versions[1].bytes);
+
+  const auto b = requester_of("b");
+  EXPECT_TRUE(list(b).empty());
+  EXPECT_EQ(pagezip_engine_change_document(engine_, &b, "doc", &change), PAGEZIP_NOT_FOUND);
+  change.name = "a\nb";
+  EXPECT_EQ(pagezip_engine_change_document(engine_, &a_, "doc", &change), PAGEZIP_INVALID);
+}
+
+TEST_F(CEngine, GroupsShareDocumentsAndExtendThem) {
+  start();
+  const char* groups[] = {"law", "all"};
+  auto member = requester_of("a");
+  member.groups = groups;
+  member.group_count = 2;
+  auto other = requester_of("b");
+  other.groups = groups + 1;
+  other.group_count = 1;
+  auto shared = sized<pagezip_compress_request>();
+  shared.requester = &member;
+  shared.group = "other";
+  shared.id = "shared";
+  shared.text = text_.data();
+  shared.text_bytes = text_.size();
+  pagezip_task* task = nullptr;
+  EXPECT_EQ(pagezip_engine_compress(engine_, &shared, &task), PAGEZIP_INVALID) << "not its group";
+  shared.group = "all";
+  ASSERT_EQ(pagezip_engine_compress(engine_, &shared, &task), PAGEZIP_OK);
+  EXPECT_EQ(wait(task).state, PAGEZIP_TASK_DONE);
+  pagezip_task_free(task);
+  EXPECT_EQ(list(other)["shared"].group, "all");
+  EXPECT_TRUE(list(a_).empty()) << "asked without the group";
+
+  auto more = sized<pagezip_compress_request>();
+  more.requester = &other;
+  more.id = "more";
+  more.parent = "shared";
+  more.text = text_.data();
+  more.text_bytes = text_.size();
+  ASSERT_EQ(pagezip_engine_compress(engine_, &more, &task), PAGEZIP_OK);
+  const pagezip_task_status status = wait(task);
+  EXPECT_EQ(status.state, PAGEZIP_TASK_DONE) << status.error;
+  pagezip_task_free(task);
+  const auto documents = list(other);
+  ASSERT_EQ(documents.size(), 2U);
+  auto question = request("Who?");
+  question.requester = &other;
+  question.document = "more";
+  EXPECT_EQ(read(submit(question)).usage.document_tokens,
+            documents.at("shared").document.tokens + documents.at("more").document.tokens);
+}
+
+TEST_F(CEngine, DocumentsSurviveInTheFolder) {
+  const std::string folder = ::testing::TempDir() + "c_engine_documents";
+  std::filesystem::remove_all(folder);
+  options_.folder = folder.c_str();
+  pagezip_engine* none = nullptr;
+  EXPECT_NE(pagezip_engine_create(model_, &options_, &none), PAGEZIP_OK) << "no such folder";
+  std::filesystem::create_directory(folder);
+  start();
+  pagezip_task* task = compress("doc", {0.5});
+  EXPECT_EQ(wait(task).state, PAGEZIP_TASK_DONE);
+  pagezip_task_free(task);
+  auto question = request("Who?");
+  question.document = "doc";
+  const Output answer = read(submit(question));
+  pagezip_engine_destroy(engine_);
+  engine_ = nullptr;
+  options_.driven = 1;  // the list makes the steps that it needs
+  start();
+  const Listed found = list(a_)["doc"];
+  ASSERT_EQ(found.versions.size(), 1U);
+  EXPECT_EQ(found.versions[0].stored, 1);
+  EXPECT_EQ(found.versions[0].resident, 0);
+  pagezip_stream* stream = submit(question);
+  auto usage = sized<pagezip_usage>();
+  for (int32_t worked = 1; worked != 0 || usage.document_tokens == 0;) {
+    ASSERT_EQ(pagezip_engine_step(engine_, &worked), PAGEZIP_OK);
+    ASSERT_EQ(pagezip_stream_get_usage(stream, &usage), PAGEZIP_OK);
+  }
+  EXPECT_EQ(read(stream).tokens, answer.tokens);
+  auto stats = sized<pagezip_stats>();
+  ASSERT_EQ(pagezip_engine_get_stats(engine_, &stats), PAGEZIP_OK);
+  EXPECT_EQ(stats.document_rows, 0);
+  std::filesystem::remove_all(folder);
 }
 
 TEST_F(CEngine, ChoicesSamplingStopsAndLogprobs) {

@@ -1,113 +1,15 @@
 // Tier 3 of the C ABI: the serving engine.
-#include "engine/engine.h"
-
-#include <fmt/format.h>
-
-#include <chrono>
-#include <ctime>
 #include <memory>
 #include <thread>
 #include <utility>
 
-#include "api/c/guard.h"
-#include "api/pagezip_engine.h"
-#include "engine/model_identity.h"
-#include "engine/prompt.h"
-
-namespace pagezip::c_api {
-namespace {
-
-int threads_of(int32_t asked) {
-  require(asked >= 0 && asked <= 1024, "threads are not 0 to 1024");
-  return asked > 0 ? asked : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
-std::string text_of(const char* text, size_t bytes, const char* what) {
-  if (text == nullptr && bytes > 0) {
-    throw Error(ErrorKind::kUsage, fmt::format("{} is null", what));
-  }
-  return bytes == 0 ? std::string() : std::string(text, bytes);
-}
-
-// For ever, as far as waiting goes; more would overflow.
-std::chrono::milliseconds timeout_of(int64_t ms) {
-  require(ms >= 0, "timeout_ms is negative");
-  return std::chrono::milliseconds(std::min(ms, int64_t{1} << 40));
-}
-
-std::string name_of(const char* name) { return name == nullptr ? "" : name; }
-
-// What a model file gives. Immutable.
-struct OpenModel {
-  OpenModel(const char* path, const pagezip_model_options& options, ThreadPool& threads)
-      : file(GgufFile::open(path)),
-        tokenizer(file),
-        chat_template(ChatTemplate::of_model(file, tokenizer)),
-        frame(chat_template.has_value() ? &*chat_template : nullptr, tokenizer,
-              name_of(options.system), std::time(nullptr)),
-        activations(options.exact != 0 ? ActivationType::kF32 : ActivationType::kQ8),
-        model(file, cpu_kernels(), activations, threads, [](int64_t, int64_t) {}),
-        identity(make_model_identity(file, own_chat_template(file))) {}
-
-  GgufFile file;
-  Tokenizer tokenizer;
-  std::optional<ChatTemplate> chat_template;
-  PromptFrame frame;
-  ActivationType activations;
-  Model model;
-  ModelIdentity identity;
-};
-
-// An engine with what it borrows.
-struct RunningEngine {
-  RunningEngine(std::shared_ptr<const OpenModel> of, int thread_count, const EngineOptions& options)
-      : model(std::move(of)),
-        threads(thread_count),
-        engine(model->model, model->tokenizer, cpu_kernels(), model->activations, threads, options,
-               clock) {}
-
-  std::shared_ptr<const OpenModel> model;
-  ThreadPool threads;
-  SteadyClock clock;
-  Engine engine;
-};
-
-const char* name_of(JobStage stage) {
-  switch (stage) {
-    case JobStage::kQueued:
-      return "queued";
-    case JobStage::kPrefill:
-      return "prefill";
-    case JobStage::kScore:
-      return "score";
-    case JobStage::kSelect:
-      return "select";
-    case JobStage::kCompact:
-      return "compact";
-  }
-  return "";
-}
-
-}  // namespace
-}  // namespace pagezip::c_api
+#include "api/c/engine_handles.h"
 
 using namespace pagezip;         // NOLINT(google-build-using-namespace): handles and entries are
 using namespace pagezip::c_api;  // NOLINT(google-build-using-namespace): outside of it
 
 struct pagezip_model {
   std::shared_ptr<const OpenModel> shared;
-};
-
-struct pagezip_engine {
-  std::shared_ptr<RunningEngine> running;
-  bool driven;
-};
-
-// Tasks and streams may outlive their engine, and can't cancel anything then.
-struct pagezip_task {
-  std::weak_ptr<RunningEngine> engine;
-  std::shared_ptr<DocumentTask> task;
-  std::string error;
 };
 
 struct pagezip_stream {
@@ -118,6 +20,11 @@ struct pagezip_stream {
 
 namespace pagezip::c_api {
 namespace {
+
+int threads_of(int32_t asked) {
+  require(asked >= 0 && asked <= 1024, "threads are not 0 to 1024");
+  return asked > 0 ? asked : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
 
 pagezip_model* open_model(const char* path, const pagezip_model_options* from) {
   require(path != nullptr, "path is null");
@@ -135,63 +42,25 @@ pagezip_engine* create_engine(const pagezip_model* model, const pagezip_engine_o
           "page_tokens is not 16, 32 or 64");
   options.page_tokens = c.page_tokens == 0 ? options.page_tokens : c.page_tokens;
   const KvGeometry geometry =
-      model->shared->model.kv_geometry(options.kv_type, options.page_tokens);
+      model->shared->loaded.model().kv_geometry(options.kv_type, options.page_tokens);
   options.pool_blocks = c.pool_bytes / geometry.block_bytes();
   require(options.pool_blocks > 0, "pool_bytes are less than one block");
   require(options.pool_blocks < (int64_t{1} << 32) / geometry.pages_per_block(),
           "pool_bytes are 2^32 pages or more");
-  const int limit = model->shared->model.config().context_max;
+  const int limit = model->shared->loaded.model().config().context_max;
   require(c.context_max >= 0 && c.context_max <= limit, "context_max is above the model's limit");
   if (c.context_max > 0) {
     options.context_max = c.context_max;
   }
+  options.folder = name_of(c.folder);
+  options.identity = model->shared->loaded.identity();
+  options.provenance = std::string("libpagezip ") + pagezip_version();
   auto running = std::make_shared<RunningEngine>(model->shared, threads_of(c.threads), options);
   auto engine = std::make_unique<pagezip_engine>(pagezip_engine{std::move(running), c.driven != 0});
   if (!engine->driven) {
     engine->running->engine.start();
   }
   return engine.release();
-}
-
-// ---- documents ----
-
-DocumentRequest document_request(const OpenModel& model, const pagezip_compress_request* from) {
-  const auto c = read_struct(from, "pagezip_compress_request");
-  require(c.id != nullptr && c.id[0] != '\0', "a document has no id");
-  require(c.keep_ratios != nullptr || c.keep_ratio_count == 0, "keep_ratios is null");
-  DocumentRequest request;
-  request.tenant = name_of(c.tenant);
-  request.priority = c.priority;
-  request.listing.id = c.id;
-  request.listing.name = name_of(c.name);
-  request.listing.ttl_s = c.ttl_s;
-  request.listing.pinned = c.pinned != 0;
-  request.prefix.assign(model.frame.prefix().begin(), model.frame.prefix().end());
-  request.context = model.frame.document(text_of(c.text, c.text_bytes, "text"));
-  request.prompts = model.frame.repeat();
-  for (size_t i = 0; i < c.keep_ratio_count; ++i) {
-    request.versions.push_back({c.keep_ratios[i]});
-  }
-  request.keep_full = c.keep_full != 0;
-  return request;
-}
-
-pagezip_task_status status_of(pagezip_task& of) {
-  const DocumentTask::Status from = of.task->status();
-  of.error = from.error;
-  pagezip_task_status status{};
-  status.state = from.state == DocumentTask::State::kWorking ? PAGEZIP_TASK_WORKING
-                 : from.state == DocumentTask::State::kDone  ? PAGEZIP_TASK_DONE
-                                                             : PAGEZIP_TASK_FAILED;
-  status.stage = name_of(from.stage);
-  status.done = from.done;
-  status.total = from.total;
-  status.full_bytes = from.full_bytes;
-  for (const DocumentTask::Version& version : from.versions) {
-    status.bytes += version.kv_bytes;
-  }
-  status.error = of.error.c_str();
-  return status;
 }
 
 // ---- requests ----
@@ -214,14 +83,13 @@ std::vector<TokenId> prompt_of(const OpenModel& model, const pagezip_generate_re
 GenerateRequest generate_request(const OpenModel& model, const pagezip_generate_request* from) {
   const auto c = read_struct(from, "pagezip_generate_request");
   require(c.stops != nullptr || c.stop_count == 0, "stops is null");
+  Requester requester = requester_of(c.requester);
   GenerateRequest request;
-  request.tenant = name_of(c.tenant);
+  request.tenant = std::move(requester.tenant);
+  request.groups = std::move(requester.groups);
   request.priority = c.priority;
   request.document = name_of(c.document);
-  if (c.keep_ratio != 0) {
-    require(c.keep_ratio > 0 && c.keep_ratio <= 1, "keep_ratio is not above 0 and at most 1");
-    request.keep_ratio = c.keep_ratio;
-  }
+  request.keep_ratio = keep_ratio_of(c.keep_ratio);
   request.prompt = prompt_of(model, c);
   request.output_max = c.output_max;
   request.choices = c.choices == 0 ? 1 : c.choices;
@@ -267,16 +135,6 @@ static_assert(static_cast<int>(FinishReason::kStopString) == PAGEZIP_FINISH_STOP
 static_assert(static_cast<int>(FinishReason::kCancelled) == PAGEZIP_FINISH_CANCELLED);
 static_assert(static_cast<int>(FinishReason::kFailed) == PAGEZIP_FINISH_FAILED);
 
-template <typename Handle>
-void cancel(const Handle& handle, WorkId id) noexcept {
-  guarded([&] {
-    if (const std::shared_ptr<RunningEngine> running = handle.engine.lock()) {
-      running->engine.cancel(id);
-    }
-    return PAGEZIP_OK;
-  });
-}
-
 }  // namespace
 }  // namespace pagezip::c_api
 
@@ -296,9 +154,9 @@ void pagezip_model_close(pagezip_model* model) { delete model; }
 pagezip_status pagezip_model_get_info(const pagezip_model* model, pagezip_model_info* info) {
   return guarded([&] {
     require(model != nullptr, "model is null");
-    const OpenModel& open = *model->shared;
-    const ModelConfig& config = open.model.config();
-    const ModelIdentity& identity = open.identity;
+    const LoadedModel& loaded = model->shared->loaded;
+    const ModelConfig& config = loaded.model().config();
+    const ModelIdentity& identity = loaded.identity();
     const pagezip_model_info known = {
         sizeof known,
         config.vocab,
@@ -319,7 +177,7 @@ pagezip_status pagezip_model_tokenize(const pagezip_model* model, const char* te
     require(model != nullptr && count != nullptr && (ids != nullptr || ids_max == 0),
             "model, ids or count is null");
     const std::vector<TokenId> tokens =
-        model->shared->tokenizer.encode(text_of(text, text_bytes, "text"), false);
+        model->shared->loaded.tokenizer().encode(text_of(text, text_bytes, "text"), false);
     std::copy_n(tokens.begin(), std::min(ids_max, tokens.size()), ids);
     *count = tokens.size();
     return PAGEZIP_OK;
@@ -367,32 +225,6 @@ pagezip_status pagezip_engine_get_stats(pagezip_engine* engine, pagezip_stats* s
   });
 }
 
-pagezip_status pagezip_engine_compress(pagezip_engine* engine,
-                                       const pagezip_compress_request* request,
-                                       pagezip_task** task) {
-  return guarded([&] {
-    require(engine != nullptr && task != nullptr, "engine or task is null");
-    auto made = std::make_unique<pagezip_task>();
-    made->engine = engine->running;
-    made->task =
-        engine->running->engine.create_document(document_request(*engine->running->model, request));
-    if (made->task == nullptr) {
-      return fail(PAGEZIP_BUSY, "too many commands wait");
-    }
-    *task = made.release();
-    return PAGEZIP_OK;
-  });
-}
-
-pagezip_status pagezip_engine_drop_document(pagezip_engine* engine, const char* tenant,
-                                            const char* id) {
-  return guarded([&] {
-    require(engine != nullptr && id != nullptr, "engine or id is null");
-    engine->running->engine.drop_document({name_of(tenant), {}}, id);
-    return PAGEZIP_OK;
-  });
-}
-
 pagezip_status pagezip_engine_submit(pagezip_engine* engine,
                                      const pagezip_generate_request* request,
                                      pagezip_stream** stream) {
@@ -409,26 +241,6 @@ pagezip_status pagezip_engine_submit(pagezip_engine* engine,
     return PAGEZIP_OK;
   });
 }
-
-// ---- tasks ----
-
-pagezip_status pagezip_task_wait(pagezip_task* task, int64_t timeout_ms,
-                                 pagezip_task_status* status) {
-  return guarded([&] {
-    require(task != nullptr, "task is null");
-    task->task->wait(timeout_of(timeout_ms));
-    write_struct(status, status_of(*task), "pagezip_task_status");
-    return PAGEZIP_OK;
-  });
-}
-
-void pagezip_task_cancel(pagezip_task* task) {
-  if (task != nullptr) {
-    cancel(*task, task->task->id());
-  }
-}
-
-void pagezip_task_free(pagezip_task* task) { delete task; }
 
 // ---- streams ----
 
