@@ -161,7 +161,13 @@ struct CopyPairsArgs {
   int64_t target_first = 0;
 };
 
+/// What the CPU's backends can read and write.
+inline void check_floats(const PageLayout& page) {
+  CHECK(!is_quantised(page.k_type) && !is_quantised(page.v_type));
+}
+
 inline void check_same_elements(const CopyPairsArgs& args) {
+  check_floats(args.source_page);
   CHECK(args.source_page.k_type == args.target_page.k_type);
   CHECK(args.source_page.v_type == args.target_page.v_type);
   CHECK_EQ(args.source_page.head_dim, args.target_page.head_dim);

@@ -331,5 +331,15 @@ TEST(ReferenceKernelsTest, PrepareFillsTheDocumentedForm) {
   }
 }
 
+// Their codes would be taken for floats.
+TEST(KernelsDeath, QuantisedPages) {
+  for (const Kernels* kernels : {&cpu_kernels(), &reference_kernels()}) {
+    CopyPairsArgs args;
+    args.source_page = {KvType::kI8, KvType::kI8, 16, 64, KeyOrder::kPlain};
+    args.target_page = args.source_page;
+    EXPECT_DEATH(kernels->copy_pairs(args), "is_quantised");
+  }
+}
+
 }  // namespace
 }  // namespace pagezip::test

@@ -70,6 +70,7 @@ size_t attend_scratch(const AttendArgs& args, int threads) {
 }
 
 void attend(const AttendArgs& args, ThreadPool& pool) {
+  check_floats(args.page);
   CHECK(args.score == nullptr || args.spans.size() == 1);
   CHECK(args.score != nullptr || args.out.data != nullptr);
   CHECK(args.lse.data == nullptr || args.out.data != nullptr);

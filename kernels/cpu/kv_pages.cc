@@ -78,6 +78,7 @@ void widen_values(const PageLayout& page, const Segment& segment, int layer, int
 void store_kv(const StoreKvArgs& args, ThreadPool& pool) {
   constexpr int64_t kChannels = 16;  // at a time; divides head_dim
   const PageLayout& page = args.page;
+  check_floats(page);
   const int64_t d = page.head_dim;
   const int64_t k_size = bytes_of(page.k_type);
   for_rows(args.k.rows, int64_t{2} * args.kv_heads * d, pool, [&](int64_t r, int) {

@@ -165,6 +165,7 @@ void attend_row(const AttendArgs& args, const AttentionSpan& span, int64_t row, 
 
 void store_kv(const StoreKvArgs& args, ThreadPool& pool) {
   const PageLayout& page = args.page;
+  check_floats(page);
   pool.parallel_for(args.k.rows, [&](int64_t row, int) {
     for (int head = 0; head < args.kv_heads; ++head) {
       const Pair pair = pair_at(page, *args.target, args.layer, head, args.first_pair + row);
@@ -179,6 +180,7 @@ void store_kv(const StoreKvArgs& args, ThreadPool& pool) {
 }
 
 void attend(const AttendArgs& args, ThreadPool& pool) {
+  check_floats(args.page);
   CHECK(args.score == nullptr || args.spans.size() == 1);
   CHECK(args.lse.data == nullptr || args.out.data != nullptr);
   for (const AttentionSpan& span : args.spans) {
