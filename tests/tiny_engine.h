@@ -1,6 +1,7 @@
 // An engine on a tiny random model, driven step by step, with a clock of its own.
 #pragma once
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -54,9 +55,8 @@ class TestClock : public SteadyClock {
 /// What engines need; several may use it, one after the other.
 struct TinyWorld {
   explicit TinyWorld(const std::string& name)
-      : model(
-            GgufFile::open(std::string(PAGEZIP_SOURCE_DIR) + "/tests/data/tiny/" + name + ".gguf"),
-            cpu_kernels(), ActivationType::kF32, threads, [](int64_t, int64_t) {}),
+      : model(GgufFile::open(fmt::format("{}/tests/data/tiny/{}.gguf", PAGEZIP_SOURCE_DIR, name)),
+              cpu_kernels(), ActivationType::kF32, threads, [](int64_t, int64_t) {}),
         tokenizer(tiny_tokenizer(model.config().vocab)) {
     options.pool_blocks = 600;
     options.chunk_tokens = 16;

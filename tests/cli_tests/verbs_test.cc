@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/cli_tests/command.h"
+#include "tests/cli_tests/tiny_model.h"
 
 namespace pagezip {
 namespace {
