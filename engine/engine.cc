@@ -177,6 +177,7 @@ bool Engine::step() {
     device_.run(*plan, result_);
     const TimeUs now = clock_.now_us();
     trace_.step(*plan, result_, start, now);
+    tell_progress(*plan);
     scheduler_.commit(result_, now);
     take_events(result_);
     trace_.counters(scheduler_.stats(), pool_.blocks_free(), now);
@@ -313,6 +314,7 @@ void Engine::take_events(const StepResult& result) {
         case Event::Kind::kStarted: {
           LiveRequest& live = *requests_.at(event.key.request);
           live.usage.cached_tokens = event.done;
+          live.usage.done_tokens = event.done;
           live.stream->set_usage(live.usage);
           break;
         }
@@ -325,6 +327,24 @@ void Engine::take_events(const StepResult& result) {
         default:
           on_job(event);
       }
+    }
+  }
+}
+
+// How much of their prompts requests have behind them, as far as they are still in front of it. A
+// request that was preempted computes some of it again.
+void Engine::tell_progress(const StepPlan& plan) {
+  for (const RowsWork& work : plan.rows) {
+    const auto found = requests_.find(work.key.request);
+    if (work.document_job || found == requests_.end()) {
+      continue;
+    }
+    LiveRequest& live = *found->second;
+    const int64_t end = work.first_position + work.rows - live.usage.document_tokens;
+    const int64_t done = std::min(end, live.usage.prompt_tokens);
+    if (done > live.usage.done_tokens) {
+      live.usage.done_tokens = done;
+      live.stream->set_progress(live.usage);
     }
   }
 }

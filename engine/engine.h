@@ -200,6 +200,7 @@ class Engine {
              const DocumentStore::Lease& lease);
   void end(WorkId id);
   void take_events(const StepResult& result);
+  void tell_progress(const StepPlan& plan);
   void on_token(const Event& event, const StepResult& result);
   void on_finished(const Event& event);
   std::string space(const std::string& tenant) const;

@@ -48,10 +48,11 @@ struct OutputEvent {
   std::optional<Refusal> refusal;      // the request's only event
 };
 
-/// What a request used, known from its first event on.
+/// What a request used, known from its first event on; done_tokens grows before it.
 struct OutputUsage {
   int64_t prompt_tokens = 0;    // its own, without the document's
   int64_t cached_tokens = 0;    // of them, found in the prefix cache
+  int64_t done_tokens = 0;      // of them, cached or computed by now
   int64_t document_tokens = 0;  // positions that the document takes
   double keep_ratio = 1;        // of the version that served
 };
@@ -99,9 +100,16 @@ class OutputStream {
     const std::lock_guard lock(mutex_);
     usage_ = usage;
   }
+  void set_progress(const OutputUsage& usage) {
+    set_usage(usage);
+    if (wake_) {
+      wake_();
+    }
+  }
 
   const WorkId id_;
-  const std::function<void()> wake_;  // called on the engine thread after every event; may be empty
+  /// Called on the engine thread after every event and when usage().done_tokens grew; may be empty.
+  const std::function<void()> wake_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<OutputEvent> events_;

@@ -149,6 +149,7 @@ class Generation {
       const OutputUsage one = stream->usage();
       sum.prompt_tokens += one.prompt_tokens;
       sum.cached_tokens += one.cached_tokens;
+      sum.done_tokens += one.done_tokens;
       sum.document_tokens += one.document_tokens;
     }
     return sum;
@@ -157,6 +158,9 @@ class Generation {
   // Everything that came since the last call, as events if it is streamed.
   std::string take_all() {
     std::string events;
+    if (form_.stream && form_.return_progress && !begun_) {
+      add_progress(events);
+    }
     for (size_t p = 0; p < streams_.size(); ++p) {
       while (auto event = streams_[p]->next(std::chrono::milliseconds(0))) {
         if (event->refusal) {
@@ -223,24 +227,29 @@ class Generation {
     return one;
   }
 
+  // If more of the prompts is computed than was told.
+  void add_progress(std::string& events) {
+    const OutputUsage now = usage();
+    if (now.done_tokens <= told_tokens_) {
+      return;
+    }
+    told_tokens_ = now.done_tokens;
+    json::object progress;
+    progress["total"] = now.prompt_tokens + now.document_tokens;
+    progress["cache"] = now.cached_tokens + now.document_tokens;
+    progress["processed"] = now.done_tokens + now.document_tokens;
+    progress["time_ms"] = ms_between(start_, std::chrono::steady_clock::now());
+    progress["stage"] = "prefill";
+    json::object chunk = frame();
+    chunk["choices"] = json::array();
+    chunk["prompt_progress"] = std::move(progress);
+    events += "data: " + to_text(chunk) + "\n\n";
+  }
+
   // Roles and echoes, before the first token of any choice.
   void add_first_events(std::string& events) {
     if (std::exchange(begun_, true)) {
       return;
-    }
-    if (form_.return_progress) {
-      const OutputUsage now = usage();
-      const int64_t total = now.prompt_tokens + now.document_tokens;
-      json::object progress;
-      progress["total"] = total;
-      progress["cache"] = now.cached_tokens + now.document_tokens;
-      progress["processed"] = total;
-      progress["time_ms"] = ms_between(start_, std::chrono::steady_clock::now());
-      progress["stage"] = "prefill";
-      json::object chunk = frame();
-      chunk["choices"] = json::array();
-      chunk["prompt_progress"] = std::move(progress);
-      events += "data: " + to_text(chunk) + "\n\n";
     }
     for (size_t index = 0; index < choices_.size(); ++index) {
       if (form_.chat) {
@@ -463,7 +472,8 @@ class Generation {
   std::vector<ChoiceState> choices_;                    // prompt by prompt
   int64_t prompt_tokens_ = 0;
   int64_t predicted_ = 0;
-  bool begun_ = false;  // the first events of the stream were made
+  bool begun_ = false;       // the first events of the stream were made
+  int64_t told_tokens_ = 0;  // of prompt_progress
 };
 
 }  // namespace

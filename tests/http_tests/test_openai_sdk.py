@@ -77,6 +77,19 @@ def test_completions(client):
     assert tokens.choices[0].text == reply.choices[0].text.removeprefix("One, two, three,")
 
 
+def test_progress_of_a_long_prompt(client):
+    long = [{"role": "user", "content": "one two three four five six seven " * 250}]
+    chunks = list(client.chat.completions.create(
+        model="smollm2", messages=long, temperature=0, max_tokens=2, stream=True,
+        extra_body={"return_progress": True}))
+    told = [c.prompt_progress for c in chunks if getattr(c, "prompt_progress", None)]
+    assert len(told) > 2
+    processed = [p["processed"] for p in told]
+    assert processed == sorted(set(processed)) and processed[0] < told[0]["total"]
+    assert processed[-1] == told[-1]["total"]
+    assert chunks[len(told)].choices[0].delta.role == "assistant"
+
+
 def test_stop(client):
     reply = client.completions.create(model="smollm2", prompt="1, 2, 3, 4,", temperature=0,
                                       max_tokens=30, stop=[", 7"])
