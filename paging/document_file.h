@@ -135,6 +135,8 @@ void update_listing(Files& files, const std::string& path, const DocumentListing
 /// Everything but the pairs and the scores, which aren't read: their hashes aren't checked.
 DocumentHeader read_document_header(const InputFile& file);
 DocumentHeader read_document_header(const std::string& path);
+/// Only the scores, verified. Null if the file has none. Throws Error(kModelFile).
+std::shared_ptr<const ScoreSet> read_document_scores(const std::string& path);
 
 /// Writes a file in one go.
 void save_document(const std::string& path, const Document& document,

@@ -199,6 +199,17 @@ DocumentHeader read_header(const InputFile& file, const Preamble& preamble) {
   return header;
 }
 
+// Room for the scores of a file that has some.
+std::shared_ptr<ScoreSet> blank_scores(const DocumentHeader& header) {
+  const KvShape& shape = header.identity.shape;
+  auto scores = std::make_shared<ScoreSet>();
+  scores->layers = shape.groups[0].layers;
+  scores->heads = shape.kv_heads;
+  scores->tokens = static_cast<int64_t>(header.identity.context_ids.size());
+  scores->scores.resize(static_cast<size_t>(scores->pairs()));
+  return scores;
+}
+
 }  // namespace
 
 class DocumentFileReader::State {
@@ -260,12 +271,7 @@ class DocumentFileReader::State {
     index_ = index;
     section_ = std::make_unique<SectionReader>(file_, preamble_, index);
     if (index == kScores && header_.has_scores) {
-      const KvShape& shape = header_.identity.shape;
-      scores_ = std::make_shared<ScoreSet>();
-      scores_->layers = shape.groups[0].layers;
-      scores_->heads = shape.kv_heads;
-      scores_->tokens = static_cast<int64_t>(header_.identity.context_ids.size());
-      scores_->scores.resize(static_cast<size_t>(scores_->pairs()));
+      scores_ = blank_scores(header_);
     }
   }
 
@@ -354,6 +360,20 @@ DocumentHeader read_document_header(const InputFile& file) {
 
 DocumentHeader read_document_header(const std::string& path) {
   return read_document_header(InputFile(system_files(), path));
+}
+
+std::shared_ptr<const ScoreSet> read_document_scores(const std::string& path) {
+  const InputFile file(system_files(), path);
+  const Preamble preamble = read_preamble(file);
+  const DocumentHeader header = read_header(file, preamble);
+  if (!header.has_scores) {
+    return nullptr;
+  }
+  std::shared_ptr<ScoreSet> scores = blank_scores(header);
+  SectionReader reader(file, preamble, kScores);
+  reader.read(std::as_writable_bytes(std::span(scores->scores)));
+  reader.finish();
+  return scores;
 }
 
 LoadedDocument load_document(const std::string& path, BlockPool& pool, const KvShape& expected,

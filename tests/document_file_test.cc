@@ -116,6 +116,7 @@ TEST_F(DocumentFileTest, RoundTripsRandomDocuments) {
           round % 5 == 4 ? full : compress(world, full, random_kept(world, length - prefix, prng));
       const auto scores = round % 3 == 0 ? make_scores(world, *document) : nullptr;
       save_document(path_, *document, identity_of(world, *document), {}, scores);
+      EXPECT_EQ(read_document_scores(path_) == nullptr, scores == nullptr);
       const LoadedDocument loaded = load_document(path_, world.pool, world.shape);
       expect_same_document(world, *document, *loaded.document);
       std::vector<uint32_t> pins(4096, 0);
@@ -155,6 +156,7 @@ TEST_F(DocumentFileTest, KeepsTheIdentity) {
   EXPECT_EQ(header.listing, listing_);
   EXPECT_TRUE(header.has_scores);
   EXPECT_EQ(load_document(path_, small_.pool, small_.shape).scores->scores, scores_->scores);
+  EXPECT_EQ(read_document_scores(path_)->scores, scores_->scores);
   EXPECT_EQ(header.lengths, (std::vector<uint32_t>{37, 17}));
   EXPECT_EQ(header.logical_length(), 39);
   EXPECT_EQ(header.file_bytes, static_cast<int64_t>(std::filesystem::file_size(path_)));

@@ -13,7 +13,9 @@
 #include "api/http/generation.h"
 #include "api/http/json_text.h"
 #include "api/http/target.h"
+#include "base/error.h"
 #include "engine/utf8.h"
+#include "paging/document_file.h"
 
 namespace pagezip::http {
 namespace {
@@ -57,6 +59,18 @@ std::optional<KeptSets> kept_sets(const VersionDetail& detail) {
   Selection selection = select(*detail.scores, version_spec(detail.version));
   KeptSets* kept = std::get_if<KeptSets>(&selection);
   return kept == nullptr ? std::nullopt : std::optional(std::move(*kept));
+}
+
+// Scores that only the file has. Without them there are no positions.
+void find_scores(VersionDetail& detail) {
+  if (detail.scores != nullptr || detail.file.empty()) {
+    return;
+  }
+  try {
+    detail.scores = read_document_scores(detail.file);
+  } catch (const Error&) {
+    // The file has just gone; whoever needs the document finds out what is wrong with a broken one.
+  }
 }
 
 json::array position_histogram(const KeptSets& kept, int64_t tokens) {
@@ -207,7 +221,8 @@ asio::awaitable<void> Documents::retention(Exchange& exchange, const Tenant& ten
         .with_header("Retry-After", "2");
   }
   const std::function<std::string()> work = [detail = std::move(*detail), layers, heads, layer,
-                                             kv_head, this] {
+                                             kv_head, this]() mutable {
+    find_scores(detail);
     return to_text(
         retention_json(detail, layers, heads, layer, kv_head, service_.model().tokenizer()));
   };
