@@ -64,6 +64,7 @@ json::object document_json(const std::string& id, const DocumentInfo* info, cons
 int64_t full_blocks(int64_t tokens, const std::vector<KvGroup>& groups, int64_t page_tokens);
 [[noreturn]] void document_not_found(const std::string& id);
 std::string content_hash(std::string_view text);
+std::string etag_of(const json::object& document, const std::string& text);
 asio::awaitable<void> sleep(asio::io_context& io, std::chrono::milliseconds time);
 /// Throws ApiError.
 asio::awaitable<json::object> read_json(Exchange& exchange, Service& service);

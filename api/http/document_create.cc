@@ -1,0 +1,227 @@
+// Making documents.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "api/http/api_error.h"
+#include "api/http/documents.h"
+#include "api/http/json_text.h"
+#include "api/http/target.h"
+#include "engine/utf8.h"
+
+namespace pagezip::http {
+namespace {
+
+// RFC 7240: "Prefer: wait=10".
+std::chrono::milliseconds wait_of(const RequestHead& head) {
+  const std::string_view prefer = head.header("prefer").value_or("");
+  const size_t at = prefer.find("wait=");
+  int64_t seconds = 0;
+  if (at != std::string_view::npos) {
+    std::from_chars(prefer.data() + at + 5, prefer.data() + prefer.size(), seconds);
+  }
+  return std::chrono::seconds(std::clamp<int64_t>(seconds, 0, 3600));
+}
+
+VersionSpec version_of(const DocumentForm& form, double ratio) {
+  return {ratio, form.uniform, form.min_per_head};
+}
+
+}  // namespace
+
+asio::awaitable<void> Documents::check_quota(const Tenant& tenant, const DocumentRequest& request) {
+  if (tenant.kv_bytes_max == 0) {
+    co_return;
+  }
+  const std::vector<DocumentInfo> infos =
+      co_await service_.answer(service_.engine().documents(tenant.requester()));
+  const int64_t block = service_.geometry().block_bytes();
+  int64_t bytes = 0;
+  for (const DocumentInfo& info : infos) {
+    const Scope& scope = info.stored.listing.scope;
+    if (scope.kind != Scope::Kind::kTenant || scope.name != tenant.name) {
+      continue;
+    }
+    for (const DocumentStore::Version& version : info.stored.versions) {
+      bytes += version.resident ? version.blocks * block : 0;
+    }
+  }
+  const auto tokens = static_cast<int64_t>(request.prefix.size() + request.context.size());
+  const double full = static_cast<double>(full_blocks(tokens, service_.model().model().kv_groups(),
+                                                      service_.options().engine.page_tokens) *
+                                          block);
+  double wanted = request.keep_full || request.versions.empty() ? full : 0;
+  for (const VersionSpec& version : request.versions) {
+    wanted += full * version.keep_ratio;
+  }
+  if (static_cast<double>(bytes) + wanted > static_cast<double>(tenant.kv_bytes_max)) {
+    throw ApiError(
+        429, "insufficient_quota",
+        fmt::format("the documents of {} take {} of {} bytes, and this one about {}", tenant.name,
+                    bytes, tenant.kv_bytes_max, static_cast<int64_t>(wanted)))
+        .with_header("x-should-retry", "false");
+  }
+}
+
+asio::awaitable<Documents::Begun> Documents::begin(const DocumentForm& form,
+                                                   DocumentRequest request, const Tenant& tenant) {
+  if (form.dedupe && form.extends.empty()) {
+    const std::string same = co_await service_.answer(service_.engine().find_same(request));
+    if (!same.empty()) {
+      std::vector<VersionSpec> versions = request.versions;
+      if (request.keep_full) {
+        versions.emplace_back();  // every pair
+      }
+      co_await add_versions(tenant, same, versions, form.system);
+      Begun begun;
+      begun.id = same;
+      begun.was_there = true;
+      co_return begun;
+    }
+  }
+  co_await check_quota(tenant, request);
+  forget_old_jobs();
+  const std::string id = make_random_id("doc_");
+  request.listing.id = id;
+  std::vector<double> ratios = form.ratios;
+  std::shared_ptr<DocumentTask> task = service_.engine().create_document(std::move(request));
+  if (task == nullptr) {
+    throw ApiError(429, "busy", "too many documents wait").with_header("Retry-After", "1");
+  }
+  jobs_[id] = {tenant.name, form.name, service_.clock().unix_s(), std::move(ratios), task, false};
+  Begun begun;
+  begun.id = id;
+  co_return begun;
+}
+
+// Those that aren't there yet.
+asio::awaitable<void> Documents::add_versions(const Tenant& tenant, const std::string& id,
+                                              const std::vector<VersionSpec>& versions,
+                                              const std::optional<std::string>& system) {
+  const std::optional<DocumentInfo> info =
+      co_await service_.answer(service_.engine().document(tenant.requester(), id));
+  if (!info) {
+    document_not_found(id);
+  }
+  if (const DocumentJob* working = job(tenant, id); working != nullptr) {
+    const bool coming = std::all_of(versions.begin(), versions.end(), [&](const VersionSpec& v) {
+      return std::find(working->ratios.begin(), working->ratios.end(), v.keep_ratio) !=
+             working->ratios.end();
+    });
+    if (coming) {
+      co_return;
+    }
+  }
+  const PromptFrame frame = service_.model().frame(system, service_.clock().unix_s());
+  for (const VersionSpec& version : versions) {
+    const bool is_there = std::any_of(
+        info->stored.versions.begin(), info->stored.versions.end(),
+        [&](const DocumentStore::Version& each) {
+          return version.keep_ratio == 1 ? each.identity.full || each.identity.keep_ratio == 1
+                                         : each.identity == version_identity(version);
+        });
+    if (is_there) {
+      continue;
+    }
+    const std::shared_ptr<DocumentTask> task =
+        service_.engine().add_version(tenant.requester(), id, frame.repeat(), version);
+    if (task == nullptr) {
+      throw ApiError(429, "busy", "too many documents wait").with_header("Retry-After", "1");
+    }
+    // What can be cut from kept scores is there in a moment.
+    for (int i = 0; i < 20 && task->status().state == DocumentTask::State::kWorking; ++i) {
+      co_await sleep(service_.io(), std::chrono::milliseconds(50));
+    }
+    const DocumentTask::Status status = task->status();
+    if (status.state == DocumentTask::State::kFailed) {
+      throw ApiError(409, "version_failed", status.error);
+    }
+  }
+}
+
+asio::awaitable<void> Documents::create(Exchange& exchange, const Tenant& tenant) {
+  const std::string type(exchange.head().header("content-type").value_or("application/json"));
+  const std::string kind = lower(type.substr(0, type.find(';')));
+  if (kind != "application/json" && kind != "multipart/form-data") {
+    throw ApiError(415, "unsupported_media_type",
+                   "a document comes as application/json or multipart/form-data");
+  }
+  std::string body = co_await exchange.read_body(service_.options().body_bytes_max());
+  DocumentForm form;
+  const std::function<DocumentRequest()> work = [this, &form, &tenant, kind, type,
+                                                 body = std::move(body)] {
+    form = kind == "application/json" ? read_document_form(parse_object(body), service_)
+                                      : read_multipart_form(type, body, service_);
+    const PromptFrame frame = service_.model().frame(form.system, service_.clock().unix_s());
+    DocumentRequest request;
+    request.tenant = tenant.name;
+    request.groups = tenant.groups;
+    request.listing.name = form.name;
+    request.listing.ttl_s = form.ttl_s;
+    request.listing.pinned = form.pinned;
+    request.listing.scope = form.group.empty() ? Scope{Scope::Kind::kTenant, tenant.name}
+                                               : Scope{Scope::Kind::kGroup, form.group};
+    request.parent = form.extends;
+    if (form.extends.empty()) {
+      request.prefix.assign(frame.prefix().begin(), frame.prefix().end());
+    }
+    request.context = frame.document(form.content);
+    request.prompts = frame.repeat();
+    for (const double ratio : form.ratios) {
+      request.versions.push_back(version_of(form, ratio));
+    }
+    request.keep_full = form.keep_full;
+    request.keep_scores = form.keep_scores;
+    return request;
+  };
+  DocumentRequest request = co_await service_.on_worker(work);
+  if (!form.group.empty() &&
+      std::find(tenant.groups.begin(), tenant.groups.end(), form.group) == tenant.groups.end()) {
+    throw ApiError(403, "not_in_group",
+                   fmt::format("{} is not in the group {}", tenant.name, to_printable(form.group)),
+                   "group");
+  }
+  const Begun begun = co_await begin(form, std::move(request), tenant);
+  const std::string& id = begun.id;
+  if (form.stream) {
+    co_return co_await stream_events(exchange, tenant, id, true);
+  }
+  co_await wait_ready(exchange, tenant, id, wait_of(exchange.head()));
+  const json::object document = co_await need(tenant, id);
+  const std::string text = to_text(document);
+  const json::string& status = document.at("status").get_string();
+  Reply reply{
+      status == "ready" ? (begun.was_there ? 200 : 201) : 202, text, "application/json", {}};
+  if (status == "failed") {
+    const json::value& error = document.at("error");
+    throw ApiError(
+        422, "document_failed",
+        error.is_null() ? "the document failed" : std::string(error.at("message").get_string()));
+  }
+  reply.headers.emplace_back("Location", "/v1/documents/" + id);
+  reply.headers.emplace_back("ETag", etag_of(document, text));
+  if (reply.status == 202) {
+    reply.headers.emplace_back("Retry-After", "2");
+  }
+  co_await exchange.send(std::move(reply));
+}
+
+asio::awaitable<void> Documents::wait_ready(Exchange& exchange, const Tenant& tenant,
+                                            const std::string& id, std::chrono::milliseconds time) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  // What is wrong with a document is known after a step: worth to wait for.
+  co_await sleep(service_.io(), std::chrono::milliseconds(5));
+  while (std::chrono::steady_clock::now() < end) {
+    const std::optional<json::object> document = co_await describe(tenant, id);
+    if (!document || is_settled(*document)) {
+      co_return;
+    }
+    if (exchange.gone()) {
+      throw ClientGone();  // the document is made all the same
+    }
+    co_await sleep(service_.io(), kEventPause);
+  }
+}
+
+}  // namespace pagezip::http
