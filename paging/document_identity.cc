@@ -165,7 +165,7 @@ VersionIdentity read_version(HeaderReader& reader) {
   version.full = reader.small("kind of version", 0, 1) == 1;
   version.selector = reader.text("selector");
   version.keep_ratio = reader.value<double>("keep ratio");
-  if (!(version.keep_ratio >= 0 && version.keep_ratio <= 1)) {
+  if (!(version.keep_ratio > 0 && version.keep_ratio <= 1)) {
     reader.fail("keep ratio");
   }
   version.min_per_head = reader.non_negative("minimum per head");

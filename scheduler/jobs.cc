@@ -13,6 +13,19 @@ namespace {
 constexpr int64_t kTileRows = 256;      // of a score tile while nothing decodes
 constexpr int64_t kTileRowsLeast = 16;  // and at least
 
+// A version that was read from a file has the lists that the file says.
+bool is_what_came_of(const Document& version, const KeptSets& kept) {
+  for (int layer = 0; layer < kept.layers; ++layer) {
+    for (int head = 0; head < kept.heads; ++head) {
+      if (version.retained_own(layer, head) !=
+          static_cast<int64_t>(kept.head(layer, head).size())) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 // Null if the job ended or was sent back since its work was planned.
@@ -259,6 +272,10 @@ void Scheduler::commit_select(const SelectWork& work, Selection selection) {
     return;
   }
   job.selecting = false;
+  if (job.full->compressed() && !is_what_came_of(*job.full, job.source_kept)) {
+    end_job(job, "the pairs of the version to cut from aren't those that its scores would keep");
+    return;
+  }
   DocumentBuilder builder =
       job.full->compressed() ? DocumentBuilder(job.full, std::exchange(job.source_kept, {}),
                                                std::get<KeptSets>(std::move(selection)))

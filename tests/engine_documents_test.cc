@@ -3,11 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
+#include "paging/document_file_format.h"
 #include "tests/faulty_files.h"
 #include "tests/tiny_engine.h"
 
@@ -277,6 +281,45 @@ TEST_P(EngineDocumentsTest, DamagedFilesAreRefusedAndForgotten) {
   EXPECT_THAT(ask(*e, question("b")), testing::Not(HasSubstr("refused")));
   EXPECT_THAT(get(*e, e->take_file_errors()), testing::ElementsAre(HasSubstr("is damaged")));
   EXPECT_TRUE(std::filesystem::exists(path + "/a.1.pgz.damaged"));
+  expect_clean(*e);
+}
+
+// A file may be whole and still lie: here about its scores, which are all in the first list.
+void forge_scores(const std::string& path) {
+  using namespace document_file;  // NOLINT(google-build-using-namespace): its bytes are forged
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  Preamble preamble;
+  file.read(reinterpret_cast<char*>(&preamble), sizeof(preamble));
+  ASSERT_TRUE(file.good());
+  Section& section = preamble.section[kScores];
+  std::vector<std::byte> bytes(static_cast<size_t>(padded(static_cast<int64_t>(section.bytes))));
+  std::vector<float> scores(section.bytes / sizeof(float));
+  std::fill_n(scores.begin(), scores.size() / 4, 1.0f);
+  std::memcpy(bytes.data(), scores.data(), section.bytes);
+  section.hash = hash_of(bytes);
+  preamble.hash = preamble_hash(preamble);
+  file.seekp(0);
+  file.write(reinterpret_cast<const char*>(&preamble), sizeof(preamble));
+  file.seekp(-static_cast<int64_t>(bytes.size()), std::ios::end);
+  file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<int64_t>(bytes.size()));
+}
+
+TEST_P(EngineDocumentsTest, NothingIsCutByScoresOfSomethingElse) {
+  const std::string path = folder();
+  {
+    const auto e = engine();
+    make(*e, document("a"));
+  }
+  forge_scores(path + "/a.1.pgz");
+  const auto e = engine();
+  const std::string answer = ask(*e, question("a"));
+  const auto task = e->add_version(owner_, "a", prompts(), {0.25, false, 0});
+  drive(*e);
+  // A single list is as long whatever the scores.
+  const bool shows = get(*e, e->version_detail(owner_, "a", 0.5))->shape.lengths.size() > 1;
+  EXPECT_THAT(task->status().error,
+              HasSubstr(shows ? "aren't those that its scores would keep" : ""));
+  EXPECT_EQ(ask(*e, question("a")), answer);
   expect_clean(*e);
 }
 
