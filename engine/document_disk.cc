@@ -125,6 +125,9 @@ bool DocumentDisk::step() {
     case Kind::kRemove:
       directory_.remove(task.key);
       return false;
+    case Kind::kAdopt:
+      directory_.adopt(task.key, task.work->file_bytes);
+      return false;
   }
   return false;
 }

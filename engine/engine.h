@@ -163,6 +163,11 @@ class Engine {
                                             DocumentChange change);
   /// False: not found. New requests don't find it any more; its pages go with its last reader.
   std::future<bool> drop_document(Requester requester, std::string id);
+  /// The key of a file to be imported (paging/document_import.h). REQUIRES: there is a folder.
+  std::future<FileKey> make_file_key(std::string id);
+  /// The file has that key, that header, and is durable: it becomes a document that is on disk.
+  /// What isn't added is left to the caller. REQUIRES: as DocumentStore::import_file().
+  std::future<DocumentStore::Added> import_document(FileKey key, DocumentHeader header);
   /// What was in the folder at the start and isn't served.
   std::span<const DocumentDirectory::Finding> findings() const;
   /// What went wrong with files since the last call, one line each.

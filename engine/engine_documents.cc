@@ -168,6 +168,16 @@ std::future<bool> Engine::drop_document(Requester requester, std::string id) {
   });
 }
 
+std::future<FileKey> Engine::make_file_key(std::string id) {
+  return ask<FileKey>([this, id = std::move(id)] { return store_.make_key(id); });
+}
+
+std::future<DocumentStore::Added> Engine::import_document(FileKey key, DocumentHeader header) {
+  return ask<DocumentStore::Added>([this, key = std::move(key), header = std::move(header)] {
+    return store_.import_file(key, header, clock_.unix_s());
+  });
+}
+
 std::span<const DocumentDirectory::Finding> Engine::findings() const {
   return disk_ == nullptr ? std::span<const DocumentDirectory::Finding>() : disk_->findings();
 }

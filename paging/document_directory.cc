@@ -174,6 +174,12 @@ void DocumentDirectory::update(const FileKey& key, const DocumentListing& listin
   unsure_.erase(key);
 }
 
+void DocumentDirectory::adopt(const FileKey& key, int64_t file_bytes) {
+  CHECK(!contains(key));
+  sizes_[key] = file_bytes;
+  bytes_ += file_bytes;
+}
+
 void DocumentDirectory::remove(const FileKey& key) {
   const auto fail = [&](int error) {
     throw Error(ErrorKind::kOutput,

@@ -8,6 +8,8 @@
 //
 // What write(), update() and remove() acknowledge survives a crash.
 //
+// Files that were imported (paging/document_import.h) are put there by others, and adopted.
+//
 // The byte budget is a bound for what lies there; which files go to make room is not decided here
 // (DocumentStore::drop_files).
 //
@@ -75,6 +77,8 @@ class DocumentDirectory {
   std::unique_ptr<DocumentFileReader> read(const FileKey& key);
   /// Throws as update_listing(). After an error this file's listing can't change any more.
   void update(const FileKey& key, const DocumentListing& listing);
+  /// Counts a file that was put into the folder by somebody else, under a key of ours.
+  void adopt(const FileKey& key, int64_t file_bytes);
   /// No error if it is gone already. Throws Error(kOutput): it may come back after a crash then,
   /// and another call may help.
   void remove(const FileKey& key);

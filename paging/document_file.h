@@ -4,8 +4,8 @@
 // multiple of 64 bytes, as pages need; what fills it up is zero and part of its hash (XXH3-128).
 //
 //   preamble   256 bytes: magic, version, file size, size and hash of each section, own hash
-//   listings   2 x 512 bytes: id, name, scope, times, pin. The one of the higher revision counts;
-//              they are all of a file that ever changes
+//   listings   2 x 512 bytes: id, name, scope, times, pin, whether it was imported. The one of the
+//              higher revision counts; they are all of a file that ever changes
 //   header     the canonical record (document_identity.h), the version, the provenance
 //   lengths    uint32 [global layers, heads]: pairs, prefix included
 //   pages      of every (layer, head) of the global group in this order: the pages of its list, the
@@ -94,6 +94,8 @@ struct DocumentHeader {
   std::vector<uint32_t> lengths;  // [global layers, heads], pairs, prefix included
   bool has_scores = false;
   int64_t file_bytes = 0;
+  /// Of all that never changes: equal for files that differ in their listings only.
+  std::string content_hash;
 
   int64_t logical_length() const { return identity.logical_length(); }
   /// What Document::blank() needs.
@@ -131,6 +133,10 @@ class DocumentFileReader {
 /// Puts a new listing into a file, durably: after a crash it has the old or the new one. Throws
 /// Error(kModelFile), Error(kOutput). REQUIRES: is_valid(listing); its revision is the highest yet.
 void update_listing(Files& files, const std::string& path, const DocumentListing& listing);
+
+/// Reads and verifies all of a file, whatever model it is for, and needs no pool for it. Throws
+/// Error(kModelFile).
+DocumentHeader verify_document(const InputFile& file);
 
 /// Everything but the pairs and the scores, which aren't read: their hashes aren't checked.
 DocumentHeader read_document_header(const InputFile& file);

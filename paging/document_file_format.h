@@ -79,7 +79,8 @@ struct ListingSlot {
   uint8_t id_bytes = 0;
   uint8_t scope_bytes = 0;
   uint16_t name_bytes = 0;
-  uint16_t reserved_a = 0;
+  uint8_t imported = 0;
+  uint8_t reserved_a = 0;
   uint64_t reserved_b[2] = {};
   char id[DocumentListing::kIdBytesMax] = {};
   char scope[DocumentListing::kScopeBytesMax] = {};

@@ -192,6 +192,7 @@ void check_section_sizes(const InputFile& file, const Preamble& preamble, Docume
 DocumentHeader read_header(const InputFile& file, const Preamble& preamble) {
   DocumentHeader header;
   header.file_bytes = file.size();
+  header.content_hash = fmt::format("{:016x}{:016x}", preamble.hash.high, preamble.hash.low);
   header.listing = read_listing(file);
   header.identity = decode_header(file, read_section(file, preamble, kHeader));
   read_lengths(file, preamble, header);
@@ -352,6 +353,22 @@ void update_listing(Files& files, const std::string& path, const DocumentListing
   if (const int error = opened.file->sync(); error != 0) {
     fail(error);
   }
+}
+
+DocumentHeader verify_document(const InputFile& file) {
+  const Preamble preamble = read_preamble(file);
+  DocumentHeader header = read_header(file, preamble);
+  std::vector<std::byte> buffer(static_cast<size_t>(kBufferBytes));
+  for (const SectionIndex index : {kPages, kWindows, kScores}) {
+    SectionReader reader(file, preamble, index);
+    for (uint64_t rest = preamble.section[index].bytes; rest > 0;) {
+      const uint64_t count = std::min<uint64_t>(rest, buffer.size());
+      reader.read(std::span(buffer).first(count));
+      rest -= count;
+    }
+    reader.finish();
+  }
+  return header;
 }
 
 DocumentHeader read_document_header(const InputFile& file) {

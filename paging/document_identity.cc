@@ -319,6 +319,7 @@ ListingSlot encode_listing(const DocumentListing& listing) {
   slot.created_s = listing.created_s;
   slot.ttl_s = listing.ttl_s;
   slot.pinned = listing.pinned ? 1 : 0;
+  slot.imported = listing.imported ? 1 : 0;
   slot.scope_kind = static_cast<uint8_t>(listing.scope.kind);
   slot.id_bytes = static_cast<uint8_t>(listing.id.copy(slot.id, sizeof(slot.id)));
   slot.scope_bytes = static_cast<uint8_t>(listing.scope.name.copy(slot.scope, sizeof(slot.scope)));
@@ -328,7 +329,7 @@ ListingSlot encode_listing(const DocumentListing& listing) {
 }
 
 std::optional<DocumentListing> decode_listing(const ListingSlot& slot) {
-  if (slot.hash != slot_hash(slot) || slot.pinned > 1 || slot.scope_kind > 1 ||
+  if (slot.hash != slot_hash(slot) || slot.pinned > 1 || slot.imported > 1 || slot.scope_kind > 1 ||
       slot.id_bytes > sizeof(slot.id) || slot.scope_bytes > sizeof(slot.scope) ||
       slot.name_bytes > sizeof(slot.name)) {
     return std::nullopt;
@@ -342,6 +343,7 @@ std::optional<DocumentListing> decode_listing(const ListingSlot& slot) {
   listing.ttl_s = slot.ttl_s;
   listing.pinned = slot.pinned == 1;
   listing.revision = slot.revision;
+  listing.imported = slot.imported == 1;
   if (!is_valid(listing)) {
     return std::nullopt;
   }

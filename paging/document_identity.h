@@ -108,6 +108,9 @@ struct DocumentListing {
   int64_t ttl_s = 0;      // from the last use; 0: for ever
   bool pinned = false;
   uint64_t revision = 0;  // grows with every change
+  /// It came as a file from outside: what that says of itself isn't known to be true, so the
+  /// document is used by its id only and never found by what it was made of.
+  bool imported = false;
   friend bool operator==(const DocumentListing&, const DocumentListing&) = default;
 };
 

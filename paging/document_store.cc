@@ -309,7 +309,7 @@ std::vector<std::string> DocumentStore::ids() const {
 std::string DocumentStore::find_same(const Scope& scope, const DocumentIdentity& identity) const {
   const uint64_t hash = hash_of(identity);
   for (const auto& [id, entry] : entries_) {
-    if (entry->identity_hash == hash && entry->listing.scope == scope &&
+    if (entry->identity_hash == hash && !entry->listing.imported && entry->listing.scope == scope &&
         canonical_record(*entry->identity) == canonical_record(identity)) {
       return id;
     }

@@ -52,7 +52,7 @@ class DocumentStore {
     int64_t file_bytes = 0;     // on disk; 0: nothing is written
     size_t documents = 10'000;
   };
-  enum class Added : uint8_t { kAdded, kExists, kTooMany };
+  enum class Added : uint8_t { kAdded, kExists, kTooMany };  // documents, or bytes of files
   struct Version {
     uint32_t number = 0;  // of its file
     VersionIdentity identity;
@@ -85,10 +85,11 @@ class DocumentStore {
   };
   /// Something to be done in the folder of files, in this order.
   struct FileWork {
-    enum class Kind : uint8_t { kWrite, kUpdate, kRemove };
+    enum class Kind : uint8_t { kWrite, kUpdate, kRemove, kAdopt };
     Kind kind = Kind::kWrite;
     FileKey key;
-    DocumentListing listing;                // but for kRemove
+    int64_t file_bytes = 0;                 // of kAdopt: the file is there
+    DocumentListing listing;                // of kWrite and kUpdate
     std::shared_ptr<const Document> pages;  // of kWrite: what `image` borrows
     std::optional<DocumentImage> image;     // of kWrite
   };
@@ -106,6 +107,11 @@ class DocumentStore {
   /// What lies in the folder when an engine starts. False, and left alone: it contradicts a file
   /// that came before.
   bool add_file(const FileKey& key, const DocumentHeader& header, int64_t now_s);
+  /// The key of a file that somebody else is going to write, of a new document.
+  FileKey make_key(const std::string& id) { return {id, next_number_++}; }
+  /// That file is there, verified and durable: from now on it is the document. REQUIRES: its
+  /// listing is valid, not pinned, and has the key's id.
+  Added import_file(const FileKey& key, const DocumentHeader& header, int64_t now_s);
   /// A version that has just been made; one that is alike is replaced. Unpins the document if that
   /// is too much for the pins. `to_file`: it shall be written. REQUIRES: contains(id).
   void publish(const std::string& id, const VersionIdentity& version,
@@ -139,7 +145,7 @@ class DocumentStore {
   /// isn't resident.
   std::shared_ptr<const Document> pages(const FileKey& key) const;
   std::vector<std::string> ids() const;
-  /// A document of the same scope that was made of the same; "" if there is none.
+  /// A document of the same scope that was made here of the same; "" if there is none.
   std::string find_same(const Scope& scope, const DocumentIdentity& identity) const;
 
   // ---- memory

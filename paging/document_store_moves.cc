@@ -180,6 +180,25 @@ bool DocumentStore::add_file(const FileKey& key, const DocumentHeader& header, i
   return true;
 }
 
+DocumentStore::Added DocumentStore::import_file(const FileKey& key, const DocumentHeader& header,
+                                                int64_t now_s) {
+  CHECK(is_valid(header.listing) && !header.listing.pinned && header.listing.id == key.id);
+  if (entries_.contains(key.id)) {
+    return Added::kExists;
+  }
+  if (entries_.size() >= limits_.documents || header.file_bytes > limits_.file_bytes ||
+      !make_file_room(header.file_bytes)) {
+    return Added::kTooMany;
+  }
+  FileWork work;
+  work.kind = FileWork::Kind::kAdopt;
+  work.key = key;
+  work.file_bytes = header.file_bytes;
+  file_work_.push_back(std::move(work));  // behind the removals that make room for it
+  CHECK(add_file(key, header, now_s));
+  return Added::kAdded;
+}
+
 void DocumentStore::push_update(const Stored& version, const DocumentListing& listing) {
   FileWork work;
   work.kind = FileWork::Kind::kUpdate;

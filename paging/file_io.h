@@ -27,6 +27,8 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
 
   void write_at(int64_t offset, std::span<const std::byte> bytes);
+  /// Where its bytes are until commit().
+  const std::string& temporary() const { return temporary_; }
   /// The data first, then the name, then the folder, each on the disk before the next: a crash
   /// leaves the old file or the new one.
   void commit();

@@ -125,6 +125,22 @@ TEST_F(DocumentDirectoryTest, KeepsToItsBudget) {
   EXPECT_EQ(directory->excess_bytes(), 0);
 }
 
+TEST_F(DocumentDirectoryTest, AdoptsWhatOthersPutThere) {
+  const int64_t bytes = image().file_bytes();
+  const auto directory = open(2 * bytes);
+  save_document(folder_ + "/doc_a.7.pgz", *document_, identity_of(world_, *document_),
+                listing_of("doc_a"));
+  directory->adopt({"doc_a", 7}, bytes);
+  EXPECT_TRUE(directory->contains({"doc_a", 7}));
+  expect_loads(*directory, {"doc_a", 7});
+  write(*directory, {"doc_b", 1});
+  EXPECT_EQ(directory->bytes(), 2 * bytes);
+  EXPECT_EQ(directory->write({"doc_c", 1}, image(), listing_of("doc_c")), nullptr);
+  directory->remove({"doc_a", 7});
+  EXPECT_EQ(directory->bytes(), bytes);
+  EXPECT_FALSE(exists("doc_a.7.pgz"));
+}
+
 TEST_F(DocumentDirectoryTest, ALowerBudgetLeavesAnExcess) {
   write(*open(), {"doc_a", 1});
   const auto directory = open(1000);

@@ -308,6 +308,47 @@ TEST_F(DocumentStoreTest, FilesOfAFolderBecomeDocuments) {
   EXPECT_EQ(store.audit(), "");
 }
 
+TEST_F(DocumentStoreTest, AnImportedFileServesButIsNeverFound) {
+  DocumentStore store(world_.pool.geometry(), {64, 0, 9000});
+  add(store, "a");
+  publish(store, "a", 0.5, 4);
+  work(store);
+  ASSERT_GT(store.file_bytes(), 4500) << "two don't fit";
+  DocumentHeader header;
+  header.listing = listing("b");
+  header.listing.imported = true;
+  header.identity = identity_of(world_, *document(4));
+  header.file_bytes = 4500;
+  EXPECT_EQ(store.find_same(header.listing.scope, header.identity), "a");
+  const FileKey key = store.make_key("b");
+  EXPECT_EQ(store.import_file(key, header, now_), DocumentStore::Added::kAdded);
+  EXPECT_EQ(store.audit(), "");
+  // The file of the other one goes first: then this one has room.
+  const auto removed = store.next_file_work();
+  const auto adopted = store.next_file_work();
+  ASSERT_TRUE(removed && removed->kind == Kind::kRemove && removed->key.id == "a");
+  ASSERT_TRUE(adopted && adopted->kind == Kind::kAdopt && adopted->key == key);
+  EXPECT_EQ(adopted->file_bytes, 4500);
+  EXPECT_EQ(store.file_bytes(), 4500);
+
+  EXPECT_EQ(ask(store, "b"), Answer::kOnDisk);
+  restore(store, key);
+  EXPECT_EQ(ask(store, "b"), Answer::kLeased);
+  EXPECT_EQ(store.find_same(header.listing.scope, header.identity), "a");
+  store.drop("a");
+  EXPECT_EQ(store.find_same(header.listing.scope, header.identity), "");
+
+  EXPECT_EQ(store.import_file(store.make_key("b"), header, now_), DocumentStore::Added::kExists);
+  header.listing.id = "c";
+  header.file_bytes = 9001;
+  EXPECT_EQ(store.import_file(store.make_key("c"), header, now_), DocumentStore::Added::kTooMany);
+  EXPECT_TRUE(store.contains("b"));
+  EXPECT_EQ(store.audit(), "");
+  EXPECT_TRUE(store.drop("b"));
+  EXPECT_EQ(work(store).back(), key);
+  EXPECT_EQ(store.file_bytes(), 0);
+}
+
 TEST_F(DocumentStoreTest, PinsHaveTheirShare) {
   DocumentStore store(world_.pool.geometry(), {10, 5, 0});
   for (const char* id : {"a", "b"}) {

@@ -130,6 +130,7 @@ void App::add_document_routes() {
   add_one("GET", "/v1/documents/{id}/events", &Documents::events);
   add_one("GET", "/v1/documents/{id}/retention", &Documents::retention);
   add_one("GET", "/v1/documents/{id}/content", &Documents::content);
+  add_one("PUT", "/v1/documents/{id}/content", &Documents::put_content);
   add_one("POST", "/v1/documents/{id}/query", &Documents::query);
 }
 

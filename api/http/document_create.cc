@@ -30,13 +30,25 @@ VersionSpec version_of(const DocumentForm& form, double ratio) {
 
 }  // namespace
 
-asio::awaitable<void> Documents::check_quota(const Tenant& tenant, const DocumentRequest& request) {
+// About, before it is made.
+int64_t Documents::bytes_of(const DocumentRequest& request) const {
+  const auto tokens = static_cast<int64_t>(request.prefix.size() + request.context.size());
+  const double full = static_cast<double>(full_blocks(tokens, service_.model().model().kv_groups(),
+                                                      service_.options().engine.page_tokens) *
+                                          service_.geometry().block_bytes());
+  double bytes = request.keep_full || request.versions.empty() ? full : 0;
+  for (const VersionSpec& version : request.versions) {
+    bytes += full * version.keep_ratio;
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+asio::awaitable<void> Documents::check_quota(const Tenant& tenant, int64_t wanted) {
   if (tenant.kv_bytes_max == 0) {
     co_return;
   }
   const std::vector<DocumentInfo> infos =
       co_await service_.answer(service_.engine().documents(tenant.requester()));
-  const int64_t block = service_.geometry().block_bytes();
   int64_t bytes = 0;
   for (const DocumentInfo& info : infos) {
     const Scope& scope = info.stored.listing.scope;
@@ -44,22 +56,13 @@ asio::awaitable<void> Documents::check_quota(const Tenant& tenant, const Documen
       continue;
     }
     for (const DocumentStore::Version& version : info.stored.versions) {
-      bytes += version.resident ? version.blocks * block : 0;
+      bytes += version.resident ? version.blocks * service_.geometry().block_bytes() : 0;
     }
   }
-  const auto tokens = static_cast<int64_t>(request.prefix.size() + request.context.size());
-  const double full = static_cast<double>(full_blocks(tokens, service_.model().model().kv_groups(),
-                                                      service_.options().engine.page_tokens) *
-                                          block);
-  double wanted = request.keep_full || request.versions.empty() ? full : 0;
-  for (const VersionSpec& version : request.versions) {
-    wanted += full * version.keep_ratio;
-  }
-  if (static_cast<double>(bytes) + wanted > static_cast<double>(tenant.kv_bytes_max)) {
-    throw ApiError(
-        429, "insufficient_quota",
-        fmt::format("the documents of {} take {} of {} bytes, and this one about {}", tenant.name,
-                    bytes, tenant.kv_bytes_max, static_cast<int64_t>(wanted)))
+  if (bytes + wanted > tenant.kv_bytes_max) {
+    throw ApiError(429, "insufficient_quota",
+                   fmt::format("the documents of {} take {} of {} bytes, and this one about {}",
+                               tenant.name, bytes, tenant.kv_bytes_max, wanted))
         .with_header("x-should-retry", "false");
   }
 }
@@ -80,7 +83,8 @@ asio::awaitable<Documents::Begun> Documents::begin(const DocumentForm& form,
       co_return begun;
     }
   }
-  co_await check_quota(tenant, request);
+  const int64_t bytes = bytes_of(request);
+  co_await check_quota(tenant, bytes);
   forget_old_jobs();
   const std::string id = make_random_id("doc_");
   request.listing.id = id;
@@ -160,8 +164,7 @@ asio::awaitable<void> Documents::create(Exchange& exchange, const Tenant& tenant
     request.listing.name = form.name;
     request.listing.ttl_s = form.ttl_s;
     request.listing.pinned = form.pinned;
-    request.listing.scope = form.group.empty() ? Scope{Scope::Kind::kTenant, tenant.name}
-                                               : Scope{Scope::Kind::kGroup, form.group};
+    request.listing.scope = scope_of(tenant, form.group);
     request.parent = form.extends;
     if (form.extends.empty()) {
       request.prefix.assign(frame.prefix().begin(), frame.prefix().end());
@@ -176,12 +179,6 @@ asio::awaitable<void> Documents::create(Exchange& exchange, const Tenant& tenant
     return request;
   };
   DocumentRequest request = co_await service_.on_worker(work);
-  if (!form.group.empty() &&
-      std::find(tenant.groups.begin(), tenant.groups.end(), form.group) == tenant.groups.end()) {
-    throw ApiError(403, "not_in_group",
-                   fmt::format("{} is not in the group {}", tenant.name, to_printable(form.group)),
-                   "group");
-  }
   const Begun begun = co_await begin(form, std::move(request), tenant);
   const std::string& id = begun.id;
   if (form.stream) {
@@ -189,18 +186,14 @@ asio::awaitable<void> Documents::create(Exchange& exchange, const Tenant& tenant
   }
   co_await wait_ready(exchange, tenant, id, wait_of(exchange.head()));
   const json::object document = co_await need(tenant, id);
-  const std::string text = to_text(document);
   const json::string& status = document.at("status").get_string();
-  Reply reply{
-      status == "ready" ? (begun.was_there ? 200 : 201) : 202, text, "application/json", {}};
   if (status == "failed") {
     const json::value& error = document.at("error");
     throw ApiError(
         422, "document_failed",
         error.is_null() ? "the document failed" : std::string(error.at("message").get_string()));
   }
-  reply.headers.emplace_back("Location", "/v1/documents/" + id);
-  reply.headers.emplace_back("ETag", etag_of(document, text));
+  Reply reply = document_reply(status == "ready" ? (begun.was_there ? 200 : 201) : 202, document);
   if (reply.status == 202) {
     reply.headers.emplace_back("Retry-After", "2");
   }

@@ -123,6 +123,7 @@ void add_stored(json::object& document, const DocumentInfo& info, const Service&
                                               : "none"},
                            {"durable", durable}};
   document["pinned"] = stored.listing.pinned;
+  document["imported"] = stored.listing.imported;
   document["revision"] = stored.listing.revision;
   document["last_active_at"] = stored.last_use_s;
   if (stored.listing.scope.kind == Scope::Kind::kGroup) {
@@ -158,6 +159,7 @@ json::object document_json(const std::string& id, const DocumentInfo* info, cons
   document["status"] = "ready";
   document["progress"] = nullptr;
   document["pinned"] = false;
+  document["imported"] = false;
   document["expires_after"] = nullptr;
   document["expires_at"] = nullptr;
   document["error"] = nullptr;

@@ -44,6 +44,27 @@ std::string etag_of(const json::object& document, const std::string& text) {
                      content_hash(text));
 }
 
+Reply document_reply(int status, const json::object& document) {
+  Reply reply = json_text(to_text(document));
+  reply.status = status;
+  reply.headers.emplace_back("Location",
+                             "/v1/documents/" + std::string(document.at("id").get_string()));
+  reply.headers.emplace_back("ETag", etag_of(document, reply.body));
+  return reply;
+}
+
+Scope scope_of(const Tenant& tenant, const std::string& group) {
+  if (group.empty()) {
+    return {Scope::Kind::kTenant, tenant.name};
+  }
+  if (std::find(tenant.groups.begin(), tenant.groups.end(), group) == tenant.groups.end()) {
+    throw ApiError(403, "not_in_group",
+                   fmt::format("{} is not in the group {}", tenant.name, to_printable(group)),
+                   "group");
+  }
+  return {Scope::Kind::kGroup, group};
+}
+
 asio::awaitable<json::object> read_json(Exchange& exchange, Service& service) {
   const std::string body = co_await exchange.read_body(service.options().body_bytes_max());
   co_return parse_object(body);

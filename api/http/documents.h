@@ -12,6 +12,7 @@
 #include "api/http/json_fields.h"
 #include "api/http/service.h"
 #include "api/http/tenants.h"
+#include "paging/document_import.h"
 
 namespace pagezip::http {
 
@@ -64,7 +65,11 @@ json::object document_json(const std::string& id, const DocumentInfo* info, cons
 int64_t full_blocks(int64_t tokens, const std::vector<KvGroup>& groups, int64_t page_tokens);
 [[noreturn]] void document_not_found(const std::string& id);
 std::string content_hash(std::string_view text);
+/// Headers and body of a reply that shows it.
+Reply document_reply(int status, const json::object& document);
 std::string etag_of(const json::object& document, const std::string& text);
+/// Whose a new document is; `group` may be empty. Throws ApiError(403).
+Scope scope_of(const Tenant& tenant, const std::string& group);
 asio::awaitable<void> sleep(asio::io_context& io, std::chrono::milliseconds time);
 /// Throws ApiError.
 asio::awaitable<json::object> read_json(Exchange& exchange, Service& service);
@@ -87,6 +92,8 @@ class Documents {
   asio::awaitable<void> all_events(Exchange& exchange, const Tenant& tenant);
   asio::awaitable<void> retention(Exchange& exchange, const Tenant& tenant, const std::string& id);
   asio::awaitable<void> content(Exchange& exchange, const Tenant& tenant, const std::string& id);
+  asio::awaitable<void> put_content(Exchange& exchange, const Tenant& tenant,
+                                    const std::string& id);
   asio::awaitable<void> query(Exchange& exchange, const Tenant& tenant, const std::string& id);
 
  private:
@@ -96,7 +103,9 @@ class Documents {
                                                         const std::string& id);
   asio::awaitable<json::object> need(const Tenant& tenant, const std::string& id);
   asio::awaitable<std::vector<json::object>> describe_all(const Tenant& tenant);
-  asio::awaitable<void> check_quota(const Tenant& tenant, const DocumentRequest& request);
+  /// Throws ApiError(429) if the tenant's documents and `wanted` bytes are more than it may have.
+  asio::awaitable<void> check_quota(const Tenant& tenant, int64_t wanted);
+  int64_t bytes_of(const DocumentRequest& request) const;
   struct Begun {
     std::string id;
     bool was_there = false;
@@ -110,6 +119,9 @@ class Documents {
                                    std::chrono::milliseconds time);
   asio::awaitable<void> stream_events(Exchange& exchange, const Tenant& tenant,
                                       const std::string& id, bool until_ready);
+  asio::awaitable<void> receive(Exchange& exchange, const std::shared_ptr<DocumentImport>& file);
+  asio::awaitable<bool> is_there(const Tenant& tenant, const DocumentListing& listing,
+                                 const DocumentHeader& header);
   DocumentJob* job(const Tenant& tenant, const std::string& id);
   void forget_old_jobs();
 

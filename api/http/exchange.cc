@@ -25,7 +25,7 @@ std::optional<std::string_view> RequestHead::query_value(std::string_view name) 
   return find(query, name);
 }
 
-asio::awaitable<std::string> Exchange::read_body(uint64_t max) {
+asio::awaitable<std::string> Exchange::read_part(uint64_t max) {
   const auto check = [max](uint64_t size) {
     if (size > max) {
       throw ApiError(413, "body_too_large",
@@ -33,14 +33,20 @@ asio::awaitable<std::string> Exchange::read_body(uint64_t max) {
     }
   };
   check(head_.body_size.value_or(0));
+  std::string part = co_await read_some();
+  body_bytes_ += part.size();
+  check(body_bytes_);
+  co_return part;
+}
+
+asio::awaitable<std::string> Exchange::read_body(uint64_t max) {
   std::string body;
   while (true) {
-    const std::string part = co_await read_some();
+    const std::string part = co_await read_part(max);
     if (part.empty()) {
       co_return body;
     }
     body += part;
-    check(body.size());
   }
 }
 

@@ -64,7 +64,9 @@ class Exchange {
 
   /// The next part of the body, "" at its end. Throws ApiError(408) if it is too slow.
   virtual asio::awaitable<std::string> read_some() = 0;
-  /// The whole body. Throws ApiError(413) above `max` bytes.
+  /// As read_some(), of a body of at most `max` bytes. Throws ApiError(413) above.
+  asio::awaitable<std::string> read_part(uint64_t max);
+  /// The whole body, likewise.
   asio::awaitable<std::string> read_body(uint64_t max);
 
   /// At most once, and not with a stream.
@@ -88,6 +90,7 @@ class Exchange {
 
  private:
   RequestHead head_;
+  uint64_t body_bytes_ = 0;  // read by read_part()
 };
 
 }  // namespace pagezip::http

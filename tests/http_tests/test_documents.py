@@ -27,10 +27,10 @@ def ask(server, document, headers=None, **fields):
         "max_tokens": 4, "temperature": 0, **fields}, headers)
 
 
-def durable(server, path):
+def durable(server, path, headers=None):
     """The document once its file is written, which comes a moment after it is ready."""
     deadline = time.monotonic() + 30
-    while not (got := server.request("GET", path)).json["residency"]["durable"]:
+    while not (got := server.request("GET", path, headers=headers)).json["residency"]["durable"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return got
