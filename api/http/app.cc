@@ -170,8 +170,9 @@ void App::add_cors(const RequestHead& head, Reply& reply) const {
   if (any || std::find(allowed.begin(), allowed.end(), *origin) != allowed.end()) {
     reply.headers.emplace_back("Access-Control-Allow-Origin", any ? "*" : std::string(*origin));
     reply.headers.emplace_back("Vary", "Origin");
-    reply.headers.emplace_back("Access-Control-Expose-Headers",
-                               "X-Request-Id, ETag, Location, Retry-After, X-KV-Cache");
+    reply.headers.emplace_back(
+        "Access-Control-Expose-Headers",
+        "X-Request-Id, ETag, Location, Retry-After, X-KV-Cache, Idempotent-Replayed");
   }
 }
 
@@ -194,7 +195,7 @@ asio::awaitable<void> App::dispatch(Exchange& exchange) {
       reply.headers.emplace_back("Access-Control-Allow-Methods", match.allow);
       reply.headers.emplace_back("Access-Control-Allow-Headers",
                                  "Authorization, Content-Type, X-Api-Key, X-Request-Id, If-Match, "
-                                 "If-None-Match, Last-Event-ID, Prefer");
+                                 "If-None-Match, Last-Event-ID, Prefer, Idempotency-Key");
       reply.headers.emplace_back("Access-Control-Max-Age", "600");
     }
     co_return co_await exchange.send(std::move(reply));

@@ -144,6 +144,29 @@ asio::awaitable<void> Documents::add_versions(const Tenant& tenant, const std::s
   }
 }
 
+DocumentRequest Documents::request_of(const DocumentForm& form, const Tenant& tenant) const {
+  const PromptFrame frame = service_.model().frame(form.system, service_.clock().unix_s());
+  DocumentRequest request;
+  request.tenant = tenant.name;
+  request.groups = tenant.groups;
+  request.listing.name = form.name;
+  request.listing.ttl_s = form.ttl_s;
+  request.listing.pinned = form.pinned;
+  request.listing.scope = scope_of(tenant, form.group);
+  request.parent = form.extends;
+  if (form.extends.empty()) {
+    request.prefix.assign(frame.prefix().begin(), frame.prefix().end());
+  }
+  request.context = frame.document(form.content);
+  request.prompts = frame.repeat();
+  for (const double ratio : form.ratios) {
+    request.versions.push_back(version_of(form, ratio));
+  }
+  request.keep_full = form.keep_full;
+  request.keep_scores = form.keep_scores;
+  return request;
+}
+
 asio::awaitable<void> Documents::create(Exchange& exchange, const Tenant& tenant) {
   const std::string type(exchange.head().header("content-type").value_or("application/json"));
   const std::string kind = lower(type.substr(0, type.find(';')));
@@ -151,37 +174,39 @@ asio::awaitable<void> Documents::create(Exchange& exchange, const Tenant& tenant
     throw ApiError(415, "unsupported_media_type",
                    "a document comes as application/json or multipart/form-data");
   }
-  std::string body = co_await exchange.read_body(service_.options().body_bytes_max());
+  const std::optional<std::string> key = IdempotencyKeys::key_of(exchange.head());
+  const std::string body = co_await exchange.read_body(service_.options().body_bytes_max());
+  std::optional<IdempotencyKeys::Claim> claim;
+  if (key) {
+    const std::function<IdempotencyKeys::BodyHash()> hash = [&body] {
+      return IdempotencyKeys::hash_of(body);
+    };
+    const IdempotencyKeys::BodyHash hashed = co_await service_.on_worker(hash);
+    claim.emplace(keys_, tenant.name, *key, hashed, service_.clock().now_us());
+  }
+  if (claim && !claim->document().empty()) {
+    exchange.common_headers.emplace_back("Idempotent-Replayed", "true");
+    const Begun begun{claim->document(), true, true};
+    co_return co_await answer_created(exchange, tenant, begun, claim->stream());
+  }
   DocumentForm form;
-  const std::function<DocumentRequest()> work = [this, &form, &tenant, kind, type,
-                                                 body = std::move(body)] {
+  const std::function<DocumentRequest()> work = [this, &form, &tenant, &body, kind, type] {
     form = kind == "application/json" ? read_document_form(parse_object(body), service_)
                                       : read_multipart_form(type, body, service_);
-    const PromptFrame frame = service_.model().frame(form.system, service_.clock().unix_s());
-    DocumentRequest request;
-    request.tenant = tenant.name;
-    request.groups = tenant.groups;
-    request.listing.name = form.name;
-    request.listing.ttl_s = form.ttl_s;
-    request.listing.pinned = form.pinned;
-    request.listing.scope = scope_of(tenant, form.group);
-    request.parent = form.extends;
-    if (form.extends.empty()) {
-      request.prefix.assign(frame.prefix().begin(), frame.prefix().end());
-    }
-    request.context = frame.document(form.content);
-    request.prompts = frame.repeat();
-    for (const double ratio : form.ratios) {
-      request.versions.push_back(version_of(form, ratio));
-    }
-    request.keep_full = form.keep_full;
-    request.keep_scores = form.keep_scores;
-    return request;
+    return request_of(form, tenant);
   };
   DocumentRequest request = co_await service_.on_worker(work);
   const Begun begun = co_await begin(form, std::move(request), tenant);
+  if (claim) {
+    claim->settle(begun.id, form.stream);
+  }
+  co_await answer_created(exchange, tenant, begun, form.stream);
+}
+
+asio::awaitable<void> Documents::answer_created(Exchange& exchange, const Tenant& tenant,
+                                                const Begun& begun, bool stream) {
   const std::string& id = begun.id;
-  if (form.stream) {
+  if (stream) {
     co_return co_await stream_events(exchange, tenant, id, true);
   }
   co_await wait_ready(exchange, tenant, id, wait_of(exchange.head()));
@@ -193,8 +218,9 @@ asio::awaitable<void> Documents::create(Exchange& exchange, const Tenant& tenant
         422, "document_failed",
         error.is_null() ? "the document failed" : std::string(error.at("message").get_string()));
   }
-  Reply reply = document_reply(status == "ready" ? (begun.was_there ? 200 : 201) : 202, document);
-  if (reply.status == 202) {
+  const bool is_coming = status != "ready" && !begun.replayed;
+  Reply reply = document_reply(is_coming ? 202 : begun.was_there ? 200 : 201, document);
+  if (is_coming) {
     reply.headers.emplace_back("Retry-After", "2");
   }
   co_await exchange.send(std::move(reply));

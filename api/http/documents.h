@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "api/http/exchange.h"
+#include "api/http/idempotency_keys.h"
 #include "api/http/json_fields.h"
 #include "api/http/service.h"
 #include "api/http/tenants.h"
@@ -109,12 +110,16 @@ class Documents {
   struct Begun {
     std::string id;
     bool was_there = false;
+    bool replayed = false;  // by its Idempotency-Key
   };
+  DocumentRequest request_of(const DocumentForm& form, const Tenant& tenant) const;
   asio::awaitable<Begun> begin(const DocumentForm& form, DocumentRequest request,
                                const Tenant& tenant);
   asio::awaitable<void> add_versions(const Tenant& tenant, const std::string& id,
                                      const std::vector<VersionSpec>& versions,
                                      const std::optional<std::string>& system);
+  asio::awaitable<void> answer_created(Exchange& exchange, const Tenant& tenant, const Begun& begun,
+                                       bool stream);
   asio::awaitable<void> wait_ready(Exchange& exchange, const Tenant& tenant, const std::string& id,
                                    std::chrono::milliseconds time);
   asio::awaitable<void> stream_events(Exchange& exchange, const Tenant& tenant,
@@ -127,6 +132,7 @@ class Documents {
 
   Service& service_;
   std::map<std::string, DocumentJob> jobs_;  // by document
+  IdempotencyKeys keys_;
 };
 
 }  // namespace pagezip::http

@@ -77,6 +77,62 @@ def test_the_same_again_is_the_same(tiny):
     assert other.json["id"] != first.json["id"]
 
 
+def test_a_request_that_is_sent_again_makes_nothing_twice(tiny):
+    key = {"Idempotency-Key": "key-1"}
+    body = {"content": "once " + TEXT, "dedupe": False, "compression": {"ratio": 0.5}}
+
+    def post(headers, **changes):
+        return tiny.request("POST", "/v1/documents", {**body, **changes},
+                            {"Prefer": "wait=60", **headers})
+
+    first = post(key)
+    assert first.status == 201 and "Idempotent-Replayed" not in first.headers
+    again = post(key)
+    assert (again.status, again.headers["Idempotent-Replayed"]) == (200, "true")
+    assert again.json["id"] == first.json["id"]
+    assert again.headers["Location"] == first.headers["Location"]
+    other = post(key, name="another")
+    assert (other.status, other.json["error"]["code"]) == (409, "idempotency_key_reused")
+    for headers in ({"Idempotency-Key": "key-2"}, {}):
+        assert post(headers).json["id"] != first.json["id"]
+    for bad in ("", "two words", "x" * 256, "\u00e9"):
+        assert post({"Idempotency-Key": bad}).status == 400
+    assert post({"Idempotency-Key": "x" * 255}).status == 201
+    # A request that was refused leaves its key as it was.
+    assert post({"Idempotency-Key": "key-3"}, content="").status == 400
+    assert post({"Idempotency-Key": "key-3"}).status == 201
+    # A stream is a stream again.
+    for replayed in (None, "true"):
+        stream = post({"Idempotency-Key": "key-4"}, stream=True)
+        assert stream.headers["Content-Type"] == "text/event-stream"
+        assert stream.headers["Idempotent-Replayed"] == replayed
+        assert b"event: document.ready" in stream.body
+    # What was made may be gone since; it isn't made again.
+    tiny.request("DELETE", first.headers["Location"])
+    assert post(key).status == 404
+
+
+def test_of_two_that_come_at_once_one_makes_it(tiny):
+    body = {"content": "race " + TEXT * 10, "dedupe": False}
+    replies = []
+    threads = [threading.Thread(target=lambda: replies.append(tiny.request(
+        "POST", "/v1/documents", body, {"Idempotency-Key": "race"}))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    made = [reply for reply in replies if reply.status in (201, 202)]
+    assert len(made) == 1, [reply.body for reply in replies]
+    for reply in replies:
+        assert reply.status in (200, made[0].status, 409)
+        if reply.status == 409:
+            assert reply.json["error"]["code"] == "idempotency_key_in_use"
+        else:
+            assert reply.json["id"] == made[0].json["id"]
+    tiny.request("POST", made[0].headers["Location"] + "/cancel")
+    tiny.request("DELETE", made[0].headers["Location"])
+
+
 def test_list_goes_on_from_page_to_page(tiny):
     ids = {make(tiny, f"page {i} {TEXT}").json["id"] for i in range(5)}
     seen, after = [], ""
@@ -262,8 +318,12 @@ def test_tenants_see_only_their_own(start_server, tiny_model, tmp_path):
     assert make(server, "x " + TEXT, alice, group="hr").status == 403
     assert [d["id"] for d in server.request("GET", "/v1/documents", headers=bob).json["data"]] == [
         shared]
-    # The same text of another tenant is another document.
+    # The same text of another tenant is another document, and so is the same key another key.
     assert make(server, "own " + TEXT, bob).json["id"] != own
+    key = {"Idempotency-Key": "same"}
+    ids = {make(server, "keyed " + TEXT, {**who, **key}, dedupe=False).json["id"]
+           for who in (alice, bob, alice)}
+    assert len(ids) == 2
 
     over = make(server, "a b c d " * 5000, carol)
     assert (over.status, over.json["error"]["code"]) == (429, "insufficient_quota")
