@@ -279,10 +279,14 @@ def test_restart_finds_documents(start_server, tiny_model, tmp_path):
     server = start_server(tiny_model, *flags)
     document = make(server, name="lasting").json["id"]
     before = ask(server, document).json["choices"][0]
+    map_path = f"/v1/documents/{document}/retention?layer=0&head=0"
+    kept = server.request("GET", map_path).json
+    assert kept["positions"]
     assert server.stop() == 0
     server = start_server(tiny_model, *flags)
     found = server.request("GET", f"/v1/documents/{document}").json
     assert (found["name"], found["residency"]["tier"]) == ("lasting", "disk")
+    assert server.request("GET", map_path).json == kept
     reply = ask(server, document).json
     assert reply["choices"][0] == before
     metrics = server.request("GET", "/metrics").body.decode()
