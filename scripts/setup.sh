@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that the build and the model download need, and with --tests those
-# of the clients that the server is tested with. Does nothing where all are there. Uses sudo when not
-# root.
+# Installs the Debian packages that the build and the model download need, with --tests those of the
+# clients that the server is tested with, and with --full those of the fuzzers too. Does nothing
+# where all are there. Uses sudo when not root.
 set -euo pipefail
 
 packages=(
@@ -12,10 +12,12 @@ packages=(
   python3-venv                  # the model download runs pip in a virtual environment
   clang-format-14 clang-tidy-19 # versions are pinned: other ones format and warn differently
 )
+tests=(chromium fonts-dejavu-core openssl prometheus) # prometheus brings promtool
 case ${1:-} in
   '') ;;
-  --tests) packages+=(chromium fonts-dejavu-core openssl prometheus) ;; # prometheus brings promtool
-  *) echo "usage: scripts/setup.sh [--tests]" >&2; exit 2 ;;
+  --tests) packages+=("${tests[@]}") ;;
+  --full) packages+=("${tests[@]}" clang-19 libclang-rt-19-dev) ;;
+  *) echo "usage: scripts/setup.sh [--tests | --full]" >&2; exit 2 ;;
 esac
 
 say() { echo "setup: $*"; }

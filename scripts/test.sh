@@ -3,7 +3,8 @@
 # that need no model under ASan and UBSan, then all tests on the release build.
 #
 #   scripts/test.sh           stops at the first failure
-#   scripts/test.sh --full    clang-tidy on all files, and ThreadSanitizer too
+#   scripts/test.sh --full    hours: also ThreadSanitizer, clang-tidy on all files, fuzzing, and the
+#                             random tests with many more seeds
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -49,7 +50,7 @@ tidy_files() {
 }
 
 stage "packages"
-scripts/setup.sh --tests
+scripts/setup.sh "$($full && echo --full || echo --tests)"
 scripts/client_env.sh
 stage "models"
 export PAGEZIP_MODELS=${PAGEZIP_MODELS:-${XDG_CACHE_HOME:-$HOME/.cache}/pagezip/models}
@@ -80,6 +81,12 @@ echo "${#files[@]} files"
 if [ ${#files[@]} -gt 0 ]; then
   printf '%s\n' "${files[@]}" | xargs -P "$jobs" -n 1 clang-tidy-19 -p build/release --quiet \
     2>build/tidy.log || { cat build/tidy.log; fail "clang-tidy found something"; }
+fi
+
+if $full; then
+  stage "fuzzing"
+  scripts/fuzz.sh 300
+  export PAGEZIP_TEST_FULL=1 PAGEZIP_FUZZ_REQUESTS=10000
 fi
 
 stage "all tests"
