@@ -116,8 +116,8 @@ TEST_F(DocumentFileTest, RoundTripsRandomDocuments) {
           round % 5 == 4 ? full : compress(world, full, random_kept(world, length - prefix, prng));
       const auto scores = round % 3 == 0 ? make_scores(world, *document) : nullptr;
       save_document(path_, *document, identity_of(world, *document), {}, scores);
-      EXPECT_EQ(read_document_scores(path_) == nullptr, scores == nullptr);
       const LoadedDocument loaded = load_document(path_, world.pool, world.shape);
+      EXPECT_EQ(read_document_scores(path_) == nullptr, loaded.scores == nullptr);
       expect_same_document(world, *document, *loaded.document);
       std::vector<uint32_t> pins(4096, 0);
       if (document != full) full->count_refs(pins);
