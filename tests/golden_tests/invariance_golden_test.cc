@@ -82,12 +82,7 @@ TEST_P(Invariance, CutsThreadsAndPageSizeChangeNoBit) {
   const Outcome base = run(GetParam(), {});
   EXPECT_FALSE(base.full.empty());
   const Cut cuts[] = {{.threads = 1},
-                      {.threads = 3},
-                      {.page_tokens = 32},
-                      {.page_tokens = 64},
-                      {.prefill_rows = 37},
-                      {.tile_rows = 31},
-                      {.chunks_reversed = true},
+                      {.threads = 3, .page_tokens = 32, .prefill_rows = 37, .tile_rows = 31},
                       {.threads = 1,
                        .page_tokens = 64,
                        .prefill_rows = 100,
