@@ -11,6 +11,7 @@
 #include "api/pagezip.h"
 #include "tests/document_world.h"
 #include "tests/host_arena.h"
+#include "tests/temp_folder.h"
 
 namespace pagezip {
 namespace {
@@ -211,7 +212,8 @@ TEST(CDocuments, HoldWhatWasSelectedInBlocksOfTheHost) {
 }
 
 TEST(CDocuments, GoToAFileAndComeBack) {
-  const std::string path = ::testing::TempDir() + "c_documents_test.pgz";
+  const TempFolder folder;
+  const std::string path = folder.path("a.pgz");
   for (uint64_t seed = 0; seed < 10; ++seed) {
     Host host(seed);
     pagezip_document* document = host.create();
@@ -235,8 +237,6 @@ TEST(CDocuments, GoToAFileAndComeBack) {
               PAGEZIP_BAD_FILE);
     EXPECT_EQ(host.arena.blocks_free(), 60U);
   }
-  std::remove(path.c_str());
-  std::remove((path + "2").c_str());
 }
 
 TEST(CDocuments, OutliveTheHandleOfTheirPool) {

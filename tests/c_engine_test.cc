@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -11,6 +10,7 @@
 
 #include "api/pagezip_engine.h"
 #include "tests/cli_tests/tiny_model.h"
+#include "tests/temp_folder.h"
 
 namespace pagezip {
 namespace {
@@ -30,11 +30,10 @@ T sized() {
 class CEngine : public ::testing::Test {
  protected:
   CEngine() {
-    const std::string path = ::testing::TempDir() + "c_engine_test.gguf";
+    const std::string path = folder_.path("tiny.gguf");
     TinyModel().writer().write(path);
     EXPECT_EQ(pagezip_model_open(path.c_str(), nullptr, &model_), PAGEZIP_OK)
         << pagezip_last_error();
-    std::remove(path.c_str());
     options_.pool_bytes = 8 << 20;
     options_.context_max = 2000;
     options_.threads = 1;
@@ -146,6 +145,7 @@ class CEngine : public ::testing::Test {
   }
 
   const pagezip_requester a_ = requester_of("a");
+  const TempFolder folder_;
   pagezip_model* model_ = nullptr;
   pagezip_engine_options options_ = sized<pagezip_engine_options>();
   pagezip_engine* engine_ = nullptr;
@@ -285,8 +285,7 @@ TEST_F(CEngine, GroupsShareDocumentsAndExtendThem) {
 }
 
 TEST_F(CEngine, DocumentsSurviveInTheFolder) {
-  const std::string folder = ::testing::TempDir() + "c_engine_documents";
-  std::filesystem::remove_all(folder);
+  const std::string folder = folder_.path("documents");
   options_.folder = folder.c_str();
   pagezip_engine* none = nullptr;
   EXPECT_NE(pagezip_engine_create(model_, &options_, &none), PAGEZIP_OK) << "no such folder";
@@ -316,7 +315,6 @@ TEST_F(CEngine, DocumentsSurviveInTheFolder) {
   auto stats = sized<pagezip_stats>();
   ASSERT_EQ(pagezip_engine_get_stats(engine_, &stats), PAGEZIP_OK);
   EXPECT_EQ(stats.document_rows, 0);
-  std::filesystem::remove_all(folder);
 }
 
 TEST_F(CEngine, ChoicesSamplingStopsAndLogprobs) {

@@ -22,6 +22,7 @@
 #include "paging/document_directory.h"
 #include "tests/document_world.h"
 #include "tests/faulty_files.h"
+#include "tests/temp_folder.h"
 
 namespace pagezip {
 namespace {
@@ -394,9 +395,8 @@ void run_child(Library& library, const std::string& folder, std::chrono::microse
 TEST(DocumentCrash, KillAtRandomPoints) {
   const bool full = std::getenv("PAGEZIP_TEST_FULL") != nullptr;
   const int points = full ? 200 : 40;
-  const std::string folder =
-      ::testing::TempDir() + "document_crash_test." + std::to_string(getpid());
-  std::filesystem::create_directory(folder);
+  const TempFolder temporary;
+  const std::string& folder = temporary.path();
   Library library;
   Ledger ledger;
   Prng prng(13);
@@ -414,7 +414,6 @@ TEST(DocumentCrash, KillAtRandomPoints) {
       ++listed;
     }
   }
-  std::filesystem::remove_all(folder);
   EXPECT_GT(listed, static_cast<size_t>(points));
   RecordProperty("points", points);
 }

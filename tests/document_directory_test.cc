@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "tests/document_world.h"
+#include "tests/temp_folder.h"
 
 namespace pagezip {
 namespace {
@@ -23,12 +23,9 @@ using Action = DocumentDirectory::Finding::Action;
 class DocumentDirectoryTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = ::testing::TempDir() + "document_directory_test." + std::to_string(getpid());
-    std::filesystem::create_directory(folder_);
     const auto full = make_full(world_, 39, 17);
     document_ = compress(world_, full, random_kept(world_, 22, prng_));
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   std::unique_ptr<DocumentDirectory> open(int64_t bytes_max = 1 << 20) {
     return std::make_unique<DocumentDirectory>(system_files(), folder_, world_.shape, bytes_max);
@@ -65,7 +62,8 @@ class DocumentDirectoryTest : public ::testing::Test {
     return std::filesystem::exists(folder_ + "/" + name);
   }
 
-  std::string folder_;
+  const TempFolder temporary_;
+  std::string folder_ = temporary_.path();
   Prng prng_{5};
   World world_{{KvType::kF16, KvType::kBF16, 16, 16}, 2, 1, 1, 8, 64};
   std::shared_ptr<const Document> document_;
@@ -233,7 +231,6 @@ TEST_F(DocumentDirectoryTest, IsOpenedOnceAtATime) {
   open();
   folder_ += "/none";
   EXPECT_THAT(error_of([&] { open(); }).what(), HasSubstr("No such file or directory"));
-  folder_.resize(folder_.size() - 5);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "base/prng.h"
 #include "paging/document_file_format.h"
 #include "tests/document_world.h"
+#include "tests/temp_folder.h"
 
 namespace pagezip {
 namespace {
@@ -47,16 +48,9 @@ void overwrite(const std::string& path, const Bytes& bytes) {
 
 class DocumentFileTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = ::testing::TempDir() + "document_file_test." + std::to_string(getpid());
-    std::filesystem::create_directory(folder_);
-    path_ = folder_ + "/a.document";
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::vector<std::string> files() const {
     std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
       names.push_back(entry.path().filename());
     }
     return names;
@@ -86,8 +80,8 @@ class DocumentFileTest : public ::testing::Test {
     return error_of([&] { load_document(path_, small_.pool, expected); });
   }
 
-  std::string folder_;
-  std::string path_;
+  const TempFolder folder_;
+  const std::string path_ = folder_.path("a.document");
   World small_{{KvType::kF16, KvType::kBF16, 16, 16}, 2, 1, 1, 8, 64};
   std::shared_ptr<const Document> document_;
   std::shared_ptr<const ScoreSet> scores_;
@@ -299,10 +293,10 @@ TEST_F(DocumentFileTest, RefusesWhatIsNoDocumentFile) {
     EXPECT_EQ(error.kind(), ErrorKind::kModelFile);
     EXPECT_THAT(error.what(), HasSubstr(path + ": " + what));
   };
-  expect(folder_ + "/none", "No such file");
-  expect(folder_, "is not a regular file");
-  ASSERT_EQ(mkfifo((folder_ + "/pipe").c_str(), 0600), 0);
-  expect(folder_ + "/pipe", "is not a regular file");
+  expect(folder_.path("none"), "No such file");
+  expect(folder_.path(), "is not a regular file");
+  ASSERT_EQ(mkfifo(folder_.path("pipe").c_str(), 0600), 0);
+  expect(folder_.path("pipe"), "is not a regular file");
   write_file(path_, Bytes(5000, 'x'));
   expect(path_, "is not a document file");
   save_small();
@@ -361,11 +355,11 @@ TEST_F(DocumentFileTest, FailedSaveSaysWhyAndLeavesTheOldFile) {
   EXPECT_THAT(error->what(), HasSubstr("cannot write " + path_ + ": File too large"));
   EXPECT_TRUE(read_file(path_) == old);
 
-  const Error no_folder = error_of([&] { save(folder_ + "/none/a"); });
+  const Error no_folder = error_of([&] { save(folder_.path("none/a")); });
   EXPECT_EQ(no_folder.kind(), ErrorKind::kOutput);
   EXPECT_THAT(no_folder.what(), HasSubstr("No such file or directory"));
-  std::filesystem::create_directory(folder_ + "/b");
-  const Error is_folder = error_of([&] { save(folder_ + "/b"); });
+  std::filesystem::create_directory(folder_.path("b"));
+  const Error is_folder = error_of([&] { save(folder_.path("b")); });
   EXPECT_EQ(is_folder.kind(), ErrorKind::kOutput);
   EXPECT_THAT(is_folder.what(), HasSubstr("Is a directory"));
   // /proc takes no new files from anybody, root included.

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/prng.h"
+#include "tests/temp_folder.h"
 #include "tests/tiny_engine.h"
 
 namespace pagezip {
@@ -123,15 +124,15 @@ std::set<int> run_child(const std::string& folder, std::chrono::milliseconds lif
 TEST(EngineCrash, NothingAcknowledgedIsLostAndNothingTornIsServed) {
   const bool full = std::getenv("PAGEZIP_TEST_FULL") != nullptr;
   const int points = full ? 200 : 15;
-  const std::string folder = temp_folder();
+  const TempFolder folder;
   std::map<int, std::string> answers;
   Prng prng(7);
   int served = 0;
   for (int point = 0; point < points && !testing::Test::HasFailure(); ++point) {
     SCOPED_TRACE("point " + std::to_string(point));
     const std::set<int> stored =
-        run_child(folder, std::chrono::milliseconds(prng.range(60, 500)), prng.next());
-    Server server(folder);
+        run_child(folder.path(), std::chrono::milliseconds(prng.range(60, 500)), prng.next());
+    Server server(folder.path());
     const auto e = server.engine();
     for (const auto& finding : e->findings()) {
       EXPECT_EQ(finding.action, DocumentDirectory::Finding::Action::kRemoved)
@@ -152,7 +153,6 @@ TEST(EngineCrash, NothingAcknowledgedIsLostAndNothingTornIsServed) {
   }
   EXPECT_GT(served, points);
   RecordProperty("served", served);
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -7,12 +7,14 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "paging/document_file_format.h"
 #include "tests/faulty_files.h"
+#include "tests/temp_folder.h"
 #include "tests/tiny_engine.h"
 
 namespace pagezip {
@@ -81,11 +83,12 @@ class EngineDocumentsTest : public testing::TestWithParam<const char*>, protecte
     EXPECT_EQ(e.pool().blocks_reserved(), 0);
   }
   std::string folder() {
-    options.folder = temp_folder();
+    options.folder = folder_.emplace().path();
     return options.folder;
   }
 
   const Requester owner_{"a", {}};
+  std::optional<TempFolder> folder_;
 };
 
 TEST_P(EngineDocumentsTest, ScopesSayWhoMayUseADocument) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "tests/temp_folder.h"
 #include "tests/tiny_engine.h"
 
 namespace pagezip {
@@ -188,7 +189,8 @@ TEST_P(EngineExtensionTest, WhatCannotBeIsSaid) {
 }
 
 TEST_P(EngineExtensionTest, HasNoFile) {
-  options.folder = temp_folder();
+  const TempFolder folder;
+  options.folder = folder.path();
   {
     const auto e = engine();
     ASSERT_EQ(make(*e, document("first", first())), "");

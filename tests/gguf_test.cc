@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "tests/gguf_writer.h"
+#include "tests/temp_folder.h"
 
 namespace pagezip {
 namespace {
@@ -133,7 +134,8 @@ TEST(Gguf, FindsTensors) {
 }
 
 TEST(Gguf, MapsAFileThatOutlivesTheObjectItWasOpenedWith) {
-  const std::string path = testing::TempDir() + "/gguf_test.gguf";
+  const TempFolder folder;
+  const std::string path = folder.path("small.gguf");
   small_file().write(path);
   const GgufFile copy = [&path] {
     const GgufFile file = GgufFile::open(path);
@@ -144,10 +146,11 @@ TEST(Gguf, MapsAFileThatOutlivesTheObjectItWasOpenedWith) {
 }
 
 TEST(Gguf, SaysWhyAFileCannotBeOpened) {
-  const std::string missing = testing::TempDir() + "/there_is_no_such.gguf";
+  const TempFolder folder;
+  const std::string missing = folder.path("there_is_no_such.gguf");
   EXPECT_THAT(error_of([&] { GgufFile::open(missing); }), HasSubstr("No such file"));
   EXPECT_THAT(error_of([] { GgufFile::open("/"); }), HasSubstr("not a regular file"));
-  const std::string empty = testing::TempDir() + "/gguf_test_empty.gguf";
+  const std::string empty = folder.path("empty.gguf");
   std::ofstream(empty).close();
   EXPECT_THAT(error_of([&] { GgufFile::open(empty); }), HasSubstr("empty"));
 }

@@ -3,11 +3,9 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,14 +33,6 @@ inline std::string tiny_model_name(const testing::TestParamInfo<const char*>& in
   std::string name = info.param;
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
-}
-
-/// An empty folder of this very test, which may run beside others.
-inline std::string temp_folder() {
-  const std::string path = testing::TempDir() + "pagezip_test." + std::to_string(getpid());
-  std::filesystem::remove_all(path);
-  std::filesystem::create_directory(path);
-  return path;
 }
 
 /// Real time for steps, a settable one for times to live.

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -20,6 +19,7 @@
 #include "kernels/kernels.h"
 #include "paging/document_file.h"
 #include "tests/gguf_writer.h"
+#include "tests/temp_folder.h"
 
 namespace pagezip {
 namespace {
@@ -161,8 +161,8 @@ TEST_P(TinyModelTest, QuestionOnACompressedDocumentThatKeepsAll) {
 // A document that another pipeline made and saved answers with the same bits.
 TEST_P(TinyModelTest, QuestionOnADocumentFromAFile) {
   constexpr size_t kDocument = 85;
-  const std::string path =
-      ::testing::TempDir() + "tiny_models_test." + std::to_string(getpid()) + ".document";
+  const TempFolder folder;
+  const std::string path = folder.path("a.document");
   const KvShape shape = make_kv_shape(make_model_identity(model_.file(), ""), model_.kv_groups(),
                                       model_.kv_geometry(KvType::kF32, 16));
   std::vector<float> expected;
@@ -186,7 +186,6 @@ TEST_P(TinyModelTest, QuestionOnADocumentFromAFile) {
   }
   Pipeline run = pipeline(512);
   const LoadedDocument loaded = load_document(path, run.pool(), shape);
-  std::remove(path.c_str());
   Question question(run, loaded.document, 20);
   const auto logits = question.append(tokens(kDocument, tokens_.size()));
   EXPECT_EQ(std::vector<float>(logits.begin(), logits.end()), expected);

@@ -2,7 +2,6 @@
 #include "engine/trace.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -12,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/prng.h"
+#include "tests/temp_folder.h"
 #include "tests/tiny_engine.h"
 
 namespace pagezip {
@@ -38,9 +38,6 @@ GenerateRequest request(std::vector<TokenId> prompt, int64_t output_max) {
 
 class TraceTest : public testing::Test {
  protected:
-  TraceTest() : path_(testing::TempDir() + "trace_test." + std::to_string(getpid()) + ".json") {}
-  ~TraceTest() override { std::filesystem::remove(path_); }
-
   json events() const {
     std::ifstream file(path_);
     return json::parse(file);
@@ -105,7 +102,8 @@ class TraceTest : public testing::Test {
     return phases;
   }
 
-  std::string path_;
+  const TempFolder folder_;
+  const std::string path_ = folder_.path("trace.json");
 };
 
 using Phases = std::vector<std::string>;

@@ -120,7 +120,7 @@ TEST_F(BadInput, Outputs) {
   };
   for (const auto& arguments : {scores, compress}) {
     expect_error(run(to(arguments, "/no/such/folder/file")), 5, "No such file or directory");
-    expect_error(run(to(arguments, folder_)), 5, "Is a directory");
+    expect_error(run(to(arguments, folder_.path())), 5, "Is a directory");
     expect_error(run(to(arguments, path("model.gguf") + "/file")), 5, "Not a directory");
   }
   expect_error(run(to(scores, "/dev/full")), 5, "No space left on device");
@@ -147,7 +147,7 @@ TEST_F(BadInput, ChatTemplates) {
 
 TEST_F(BadInput, ModelsThatAreNone) {
   expect_error(ask({"--model", "/no/such/model"}), 3, "No such file or directory");
-  expect_error(ask({"--model", folder_}), 3, folder_);
+  expect_error(ask({"--model", folder_.path()}), 3, folder_.path());
   expect_error(ask({"--model", path("document.txt")}), 3, "document.txt");
   write("empty.gguf", "");
   expect_error(ask({"--model", path("empty.gguf")}), 3, "empty.gguf");

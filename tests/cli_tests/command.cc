@@ -84,16 +84,11 @@ Outcome Command::finish() {
 }
 
 void CliTest::SetUp() {
-  std::string name = testing::TempDir() + "/pagezip-cli-XXXXXX";
-  ASSERT_NE(mkdtemp(name.data()), nullptr);
-  folder_ = name;
   TinyModel().writer().write(path("model.gguf"));
   std::string document;
   for (int i = 0; i < 40; ++i) document += "Line " + std::to_string(i) + " tells abc.\n";
   write("document.txt", document);
 }
-
-void CliTest::TearDown() { std::filesystem::remove_all(folder_); }
 
 void CliTest::write(const std::string& name, const std::string& content) const {
   std::ofstream(path(name), std::ios::binary) << content;
@@ -101,7 +96,7 @@ void CliTest::write(const std::string& name, const std::string& content) const {
 
 Outcome CliTest::run(const std::vector<std::string>& arguments, const std::string& input,
                      const std::string& out_path) const {
-  return Command(folder_, arguments, input, out_path).finish();
+  return Command(folder_.path(), arguments, input, out_path).finish();
 }
 
 std::vector<std::string> CliTest::ask_arguments(const std::vector<std::string>& more) const {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/temp_folder.h"
+
 namespace pagezip {
 
 struct Outcome {
@@ -41,9 +43,8 @@ std::string read_file(const std::string& path);
 class CliTest : public testing::Test {
  protected:
   void SetUp() override;
-  void TearDown() override;
 
-  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  std::string path(const std::string& name) const { return folder_.path(name); }
   void write(const std::string& name, const std::string& content) const;
   Outcome run(const std::vector<std::string>& arguments, const std::string& input = "",
               const std::string& out_path = "") const;
@@ -51,7 +52,7 @@ class CliTest : public testing::Test {
   std::vector<std::string> ask_arguments(const std::vector<std::string>& more) const;
   Outcome ask(const std::vector<std::string>& more) const { return run(ask_arguments(more)); }
 
-  std::string folder_;
+  const TempFolder folder_;
 };
 
 /// An error is one line on standard error, and nothing else than progress stands before it.

@@ -241,7 +241,7 @@ TEST_F(Verbs, Tokenize) {
 TEST_F(Verbs, ASignalEndsTheWorkQuickly) {
   write("long.txt", std::string(60000, 'x'));
   for (const auto& [signal, code] : {std::pair(SIGINT, 130), std::pair(SIGTERM, 143)}) {
-    Command command(folder_, ask_arguments({"--document", path("long.txt"), "--json"}), "");
+    Command command(folder_.path(), ask_arguments({"--document", path("long.txt"), "--json"}), "");
     ASSERT_TRUE(command.wait_for_progress("load "));
     command.send(signal);
     const auto start = std::chrono::steady_clock::now();
@@ -255,7 +255,7 @@ TEST_F(Verbs, ASignalEndsTheWorkQuickly) {
                  "-o", path("document.pz")})
                 .code,
             0);
-  Command command(folder_,
+  Command command(folder_.path(),
                   {"query", "--model", path("model.gguf"), "--document", path("document.pz"), "-q",
                    std::string(60000, 'x'), "--json"},
                   "");
