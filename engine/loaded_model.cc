@@ -1,10 +1,9 @@
 #include "engine/loaded_model.h"
 
-#include <utility>
-
 #include "base/error.h"
 
 namespace pagezip {
+namespace {
 
 std::optional<ChatTemplate> make_chat_template(const std::optional<std::string>& given,
                                                const GgufFile& file, const Tokenizer& tokenizer) {
@@ -22,33 +21,27 @@ std::optional<ChatTemplate> make_chat_template(const std::optional<std::string>&
   }
 }
 
-PromptFrame make_prompt_frame(const ChatTemplate* chat_template, const Tokenizer& tokenizer,
-                              const std::optional<std::string>& system, int64_t time) {
+}  // namespace
+
+ModelFile::ModelFile(const std::string& path, const std::optional<std::string>& chat_template)
+    : file_(GgufFile::open(path)),
+      template_source_(chat_template ? *chat_template : std::string(own_chat_template(file_))),
+      tokenizer_(file_),
+      chat_template_(make_chat_template(chat_template, file_, tokenizer_)),
+      identity_(make_model_identity(file_, template_source_)) {}
+
+PromptFrame ModelFile::frame(const std::optional<std::string>& system, int64_t time) const {
   if (system) {
-    return {chat_template, tokenizer, *system, time};
+    return {chat_template(), tokenizer_, *system, time};
   }
   try {
-    return {chat_template, tokenizer, kDefaultSystem, time};
+    return {chat_template(), tokenizer_, kDefaultSystem, time};
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kUsage) {
       throw;
     }
-    return {chat_template, tokenizer, "", time};  // the template takes no system message
+    return {chat_template(), tokenizer_, "", time};  // the template takes no system message
   }
 }
-
-LoadedModel::LoadedModel(const std::string& path, const std::optional<std::string>& chat_template,
-                         const Kernels& kernels, ActivationType activations, ThreadPool& threads,
-                         const Model::Progress& progress)
-    : LoadedModel(GgufFile::open(path), chat_template, kernels, activations, threads, progress) {}
-
-LoadedModel::LoadedModel(GgufFile file, const std::optional<std::string>& chat_template,
-                         const Kernels& kernels, ActivationType activations, ThreadPool& threads,
-                         const Model::Progress& progress)
-    : template_source_(chat_template ? *chat_template : std::string(own_chat_template(file))),
-      tokenizer_(file),
-      chat_template_(make_chat_template(chat_template, file, tokenizer_)),
-      model_(std::move(file), kernels, activations, threads, progress),
-      identity_(make_model_identity(model_.file(), template_source_)) {}
 
 }  // namespace pagezip

@@ -12,22 +12,6 @@ namespace {
 
 constexpr size_t kBufferBytes = size_t{1} << 16;
 
-const char* name_of(JobStage stage) {
-  switch (stage) {
-    case JobStage::kQueued:
-      return "queued";
-    case JobStage::kPrefill:
-      return "prefill";
-    case JobStage::kScore:
-      return "score";
-    case JobStage::kSelect:
-      return "select";
-    case JobStage::kCompact:
-      return "compact";
-  }
-  return "";
-}
-
 const char* name_of(FinishReason reason) {
   switch (reason) {
     case FinishReason::kEnd:

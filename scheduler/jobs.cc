@@ -8,6 +8,23 @@
 #include "scheduler/scheduler.h"
 
 namespace pagezip {
+
+const char* name_of(JobStage stage) {
+  switch (stage) {
+    case JobStage::kQueued:
+      return "queued";
+    case JobStage::kPrefill:
+      return "prefill";
+    case JobStage::kScore:
+      return "score";
+    case JobStage::kSelect:
+      return "select";
+    case JobStage::kCompact:
+      return "compact";
+  }
+  return "";
+}
+
 namespace {
 
 constexpr int64_t kTileRows = 256;      // of a score tile while nothing decodes

@@ -83,6 +83,7 @@ enum class FinishReason : uint8_t {
 };
 
 enum class JobStage : uint8_t { kQueued, kPrefill, kScore, kSelect, kCompact };
+const char* name_of(JobStage stage);  // "prefill"
 
 /// What happened to requests and jobs in a commit, in this order.
 struct Event {

@@ -22,22 +22,6 @@ struct pagezip_document_list {
 namespace pagezip::c_api {
 namespace {
 
-const char* stage_name(JobStage stage) {
-  switch (stage) {
-    case JobStage::kQueued:
-      return "queued";
-    case JobStage::kPrefill:
-      return "prefill";
-    case JobStage::kScore:
-      return "score";
-    case JobStage::kSelect:
-      return "select";
-    case JobStage::kCompact:
-      return "compact";
-  }
-  return "";
-}
-
 DocumentRequest document_request(const OpenModel& model, const pagezip_compress_request* from) {
   const auto c = read_struct(from, "pagezip_compress_request");
   require(c.id != nullptr && c.id[0] != '\0', "a document has no id");
@@ -76,7 +60,7 @@ pagezip_task_status status_of(pagezip_task& of) {
   status.state = from.state == DocumentTask::State::kWorking ? PAGEZIP_TASK_WORKING
                  : from.state == DocumentTask::State::kDone  ? PAGEZIP_TASK_DONE
                                                              : PAGEZIP_TASK_FAILED;
-  status.stage = stage_name(from.stage);
+  status.stage = name_of(from.stage);
   status.done = from.done;
   status.total = from.total;
   status.full_bytes = from.full_bytes;

@@ -9,23 +9,27 @@
 #include "base/error.h"
 
 namespace pagezip {
+namespace {
+
+/// Instead of the file's own.
+std::optional<std::string> given_template(const RuntimeOptions& options) {
+  if (options.chat_template.empty()) {
+    return std::nullopt;
+  }
+  return read_text(options.chat_template, "chat template");
+}
+
+}  // namespace
+
 Session::Session(const RuntimeOptions& options, const CompressionOptions* compression,
                  Progress& progress, const IdentityCheck& check)
     : options_(options),
-      file_(GgufFile::open(options.model)),
-      tokenizer_(file_),
-      given_template_(options.chat_template.empty()
-                          ? std::nullopt
-                          : std::optional(read_text(options.chat_template, "chat template"))),
-      chat_template_(make_chat_template(given_template_, file_, tokenizer_)),
-      frame_(make_prompt_frame(chat_template_ ? &*chat_template_ : nullptr, tokenizer_,
-                               options.system, std::time(nullptr))),
+      file_(options.model, given_template(options)),
+      frame_(file_.frame(options.system, std::time(nullptr))),
       threads_(options.threads),
       kernels_(options.reference_backend ? reference_kernels() : cpu_kernels()) {
-  identity_ = make_model_identity(
-      file_, given_template_ ? std::string_view(*given_template_) : own_chat_template(file_));
   if (check) {
-    check(identity_);
+    check(file_.identity());
   }
   pipeline_options_.kv_type = options.kv_type;
   pipeline_options_.page_tokens = options.page_tokens;
@@ -33,7 +37,7 @@ Session::Session(const RuntimeOptions& options, const CompressionOptions* compre
     pipeline_options_.chunk_tokens = compression->chunk_tokens;
     pipeline_options_.score_function = compression->score_function;
   }
-  const ModelConfig config = read_model_config(file_);
+  const ModelConfig config = read_model_config(file_.file());
   if (options.context > config.context_max) {
     throw Error(ErrorKind::kUsage, fmt::format("--context: {} is above the model's limit of {}",
                                                options.context, config.context_max));
@@ -47,7 +51,8 @@ Session::Session(const RuntimeOptions& options, const CompressionOptions* compre
       throw Cancelled();
     }
   };
-  model_ = std::make_unique<const Model>(file_, kernels_, options.activations, threads_, report);
+  model_ =
+      std::make_unique<const Model>(file_.file(), kernels_, options.activations, threads_, report);
   load_ms_ = progress.finish();
 }
 

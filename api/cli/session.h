@@ -25,11 +25,10 @@ class Session {
 
   const Kernels& kernels() const { return kernels_; }
   const Model& model() const { return *model_; }
-  const Tokenizer& tokenizer() const { return tokenizer_; }
+  const Tokenizer& tokenizer() const { return file_.tokenizer(); }
   const PromptFrame& frame() const { return frame_; }
   const PipelineOptions& pipeline_options() const { return pipeline_options_; }
-  /// What documents of this model, tokenizer and chat template have in common.
-  const ModelIdentity& identity() const { return identity_; }
+  const ModelIdentity& identity() const { return file_.identity(); }
   int64_t context_max() const;
   double load_ms() const { return load_ms_; }
 
@@ -44,16 +43,12 @@ class Session {
 
  private:
   RuntimeOptions options_;
-  GgufFile file_;
-  Tokenizer tokenizer_;
-  std::optional<std::string> given_template_;  // instead of the file's own
-  std::optional<ChatTemplate> chat_template_;
+  ModelFile file_;
   PromptFrame frame_;
   ThreadPool threads_;
   const Kernels& kernels_;
   PipelineOptions pipeline_options_;
   std::unique_ptr<const Model> model_;
-  ModelIdentity identity_;
   std::optional<Pipeline> pipeline_;
   double load_ms_ = 0;
 };

@@ -23,25 +23,11 @@ const char* status_of(JobStage stage) {
   return "";
 }
 
-const char* stage_name(JobStage stage) {
-  switch (stage) {
-    case JobStage::kPrefill:
-      return "prefill";
-    case JobStage::kScore:
-      return "score";
-    case JobStage::kSelect:
-    case JobStage::kCompact:
-      return "compact";
-    case JobStage::kQueued:
-      break;
-  }
-  return "queued";
-}
-
 json::object progress_json(const DocumentTask::Status& status) {
   json::object progress;
   progress["stages"] = json::array{"prefill", "score", "compact"};
-  progress["current"] = stage_name(status.stage);
+  progress["current"] =
+      name_of(status.stage == JobStage::kSelect ? JobStage::kCompact : status.stage);
   progress["processed"] = status.done;
   progress["total"] = status.total;
   // Of a whole that is prefill, twice as much scoring, and little else.
