@@ -125,8 +125,7 @@ class Soak {
                                         pagezip::tokens(world_.model, prng_, prng_.range(1, 200))));
     }
     if (prng_.chance(0.02) && documents_ > 0) {
-      const int64_t old = prng_.range(0, documents_ - 1);
-      engine_->drop_document({"a", {}}, "doc" + std::to_string(old));
+      engine_->drop_document({"a", {}}, recent_document());
     }
     std::vector<TokenId> prompt = pagezip::tokens(world_.model, prng_, prng_.range(1, 60));
     if (prng_.chance(0.5)) {
@@ -138,11 +137,17 @@ class Soak {
     r.sampling.temperature = prng_.chance(0.5) ? 1 : 0;
     r.sampling.seed = static_cast<uint64_t>(number);
     if (prng_.chance(0.4) && documents_ > 0) {
-      r.document = "doc" + std::to_string(prng_.range(0, documents_ - 1));
+      r.document = recent_document();
     }
     if (auto stream = engine_->submit(std::move(r))) {
       open_.push_back(std::move(stream));
     }
+  }
+
+  /// Maybe not there any more. Of all that ever were most aren't.
+  std::string recent_document() {
+    const int64_t age = prng_.range(0, std::min<int64_t>(documents_, 20) - 1);
+    return "doc" + std::to_string(documents_ - 1 - age);
   }
 
   TinyWorld world_;
@@ -172,8 +177,7 @@ TEST(EnginePressure, ASoakLeavesThePoolAsItBegan) {
         static_cast<long long>(stats.requests_cancelled), static_cast<long long>(soak.refused()),
         static_cast<long long>(soak.tokens()), static_cast<long long>(stats.jobs_done),
         static_cast<long long>(stats.preemptions), static_cast<long long>(stats.jobs_sent_back));
-    // The longer it goes, the more of its questions are on documents that are gone.
-    EXPECT_GT(stats.requests_finished, requests / 16);
+    EXPECT_GT(stats.requests_finished, requests / 8);
     EXPECT_GT(stats.jobs_done, 0);
     EXPECT_GT(stats.preemptions, 0);
   }
