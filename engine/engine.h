@@ -108,6 +108,7 @@ struct DocumentChange {
   std::optional<std::string> name;
   std::optional<int64_t> ttl_s;
   std::optional<bool> pinned;
+  std::optional<std::map<std::string, std::string>> metadata;
 };
 enum class ChangeAnswer : uint8_t { kChanged, kNotFound, kNoRoomToPin };
 
@@ -228,6 +229,8 @@ class Engine {
   DocumentIdentity identity_of(const DocumentRequest& request) const;
   std::optional<DocumentInfo> describe(const std::string& id, const Requester& requester) const;
   bool is_theirs(const std::string& id, const Requester& requester) const;
+  /// REQUIRES: it is there.
+  DocumentStore::Info stored(const std::string& id) const;
   bool is_ready(const std::string& id, std::optional<double> keep_ratio) const;
   bool drop(const std::string& id);
   void on_job(const Event& event);

@@ -118,7 +118,7 @@ std::future<std::optional<VersionDetail>> Engine::version_detail(Requester reque
         if (key.has_value()) {
           detail.emplace();
           detail->version = *store_.version(*key);
-          detail->identity = store_.info(id).value().identity;
+          detail->identity = stored(id).identity;
           detail->shape = *store_.shape(*key);
           detail->scores = store_.scores(id);
           if (store_.is_stored(*key)) {
@@ -141,8 +141,10 @@ std::future<std::string> Engine::find_same(DocumentRequest request) {
 std::future<ChangeAnswer> Engine::change_document(Requester requester, std::string id,
                                                   DocumentChange change) {
   if ((change.name && !is_plain_text(*change.name, DocumentListing::kNameBytesMax)) ||
-      (change.ttl_s && *change.ttl_s < 0)) {
-    throw Error(ErrorKind::kUsage, "the document's new name or time to live is not valid");
+      (change.ttl_s && *change.ttl_s < 0) ||
+      (change.metadata && !is_valid_metadata(*change.metadata))) {
+    throw Error(ErrorKind::kUsage,
+                "the document's new name, time to live or metadata is not valid");
   }
   return ask<ChangeAnswer>(
       [this, requester = std::move(requester), id = std::move(id), change = std::move(change)] {
@@ -157,6 +159,9 @@ std::future<ChangeAnswer> Engine::change_document(Requester requester, std::stri
         }
         if (change.ttl_s) {
           store_.set_ttl(id, *change.ttl_s);
+        }
+        if (change.metadata) {
+          store_.set_metadata(id, *change.metadata);
         }
         return ChangeAnswer::kChanged;
       });
@@ -193,12 +198,18 @@ bool Engine::is_theirs(const std::string& id, const Requester& requester) const 
   return listing != nullptr && may_use(listing->scope, requester);
 }
 
+DocumentStore::Info Engine::stored(const std::string& id) const {
+  std::optional<DocumentStore::Info> info = store_.info(id);
+  CHECK(info.has_value());
+  return *std::move(info);
+}
+
 std::optional<DocumentInfo> Engine::describe(const std::string& id,
                                              const Requester& requester) const {
   if (!is_theirs(id, requester)) {
     return std::nullopt;
   }
-  DocumentInfo info{store_.info(id).value(), nullptr};
+  DocumentInfo info{stored(id), nullptr};
   for (const auto& [work, live] : tasks_) {
     if (live.document == id) {
       info.task = live.task;
@@ -282,7 +293,7 @@ void Engine::begin_child(const DocumentRequest& request, const DocumentStore::Le
                     request.parent, parent.document->segments() - 1));
   }
   DocumentIdentity identity = identity_of(request);
-  DocumentIdentity behind = *store_.info(parent.key.id).value().identity;
+  DocumentIdentity behind = *stored(parent.key.id).identity;
   behind.version = parent.version;
   identity.parent = parent_record(behind);
   add_document(request, parent, std::move(identity), task);
@@ -312,7 +323,7 @@ void Engine::add_document(const DocumentRequest& request, const DocumentStore::L
   spec.versions = request.versions;
   std::vector<TokenId> before;
   if (parent.document != nullptr) {
-    before = store_.info(parent.key.id).value().identity->context_ids;
+    before = stored(parent.key.id).identity->context_ids;
     spec.space += chain_of(parent.key);
     // Not the lease: a document must not hold its parent against others.
     spec.parent = store_.pages(parent.key);
@@ -354,7 +365,7 @@ void Engine::begin_version(const Requester& requester, const std::string& id,
   if (!is_theirs(id, requester)) {
     return task->fail("no document " + id);
   }
-  const DocumentStore::Info info = store_.info(id).value();
+  const DocumentStore::Info info = stored(id);
   const auto tokens = static_cast<int64_t>(info.identity->context_ids.size());
   if (tokens + static_cast<int64_t>(info.identity->prefix_ids.size()) +
           prompts.rows_max(tokens, options_.chunk_tokens) >
@@ -399,7 +410,7 @@ void Engine::begin_version(const Requester& requester, const std::string& id,
 }
 
 DocumentSpec Engine::spec_of_version(const std::string& tenant, const LiveTask& live) const {
-  const DocumentStore::Info info = store_.info(live.document).value();
+  const DocumentStore::Info info = stored(live.document);
   DocumentSpec spec;
   spec.tenant = tenant;
   spec.space = space(tenant);

@@ -1,19 +1,18 @@
 // A document on disk: one file that describes itself, and that can be mapped.
 //
-// Format version 1; a file of another version is refused. Little-endian. Every section begins at a
+// Format version 2; a file of another version is refused. Little-endian. Every section begins at a
 // multiple of 64 bytes, as pages need; what fills it up is zero and part of its hash (XXH3-128).
 //
 //   preamble   256 bytes: magic, version, file size, size and hash of each section, own hash
-//   listings   2 x 512 bytes: id, name, scope, times, pin, whether it was imported. The one of the
-//              higher revision counts; they are all of a file that ever changes
+//   listings   2 x 12,800 bytes: id, name, scope, times, pin, whether it was imported, metadata.
+//              The one of the higher revision counts; they are all of a file that ever changes
 //   header     the canonical record (document_identity.h), the version, the provenance
 //   lengths    uint32 [global layers, heads]: pairs, prefix included
 //   pages      of every (layer, head) of the global group in this order: the pages of its list, the
 //              system prefix's among them, so that no file needs another
 //   windows    of every sliding group: [layers, heads, pages of the window]
 //   scores     float32 [global layers, heads, context tokens], or nothing: what a lower ratio is
-//   cut
-//              by
+//              cut by
 //
 // A page is as in memory (kernels/kv_view.h); slots behind a list's end are zero, so that equal
 // documents are equal files and nothing of other documents gets out.

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -23,7 +24,7 @@ namespace pagezip::document_file {
 
 static_assert(std::endian::native == std::endian::little, "numbers are copied as they are");
 
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;
 inline constexpr int64_t kAlignment = 64;
 inline constexpr size_t kSections = 5;
 enum SectionIndex : size_t { kHeader, kLengths, kPages, kWindows, kScores };
@@ -80,13 +81,15 @@ struct ListingSlot {
   uint8_t scope_bytes = 0;
   uint16_t name_bytes = 0;
   uint8_t imported = 0;
-  uint8_t reserved_a = 0;
+  uint8_t metadata_keys = 0;
   uint64_t reserved_b[2] = {};
   char id[DocumentListing::kIdBytesMax] = {};
   char scope[DocumentListing::kScopeBytesMax] = {};
   char name[DocumentListing::kNameBytesMax] = {};
+  /// One after the other: bytes of a key (uint16), the key, bytes of its value, the value.
+  char metadata[DocumentListing::kMetadataBytesMax] = {};
 };
-static_assert(sizeof(ListingSlot) == 512);
+static_assert(sizeof(ListingSlot) == 512 + DocumentListing::kMetadataBytesMax);
 
 inline constexpr int64_t kSlotsBegin = sizeof(Preamble);
 inline constexpr int64_t kSectionsBegin = kSlotsBegin + 2 * sizeof(ListingSlot);
@@ -178,6 +181,8 @@ std::string encode_header(const DocumentIdentity& identity);
 /// Error(kModelFile).
 DocumentIdentity decode_header(const InputFile& file, std::span<const std::byte> bytes);
 
+/// In a slot.
+size_t bytes_of_metadata(const std::map<std::string, std::string>& metadata);
 /// REQUIRES: is_valid(listing).
 ListingSlot encode_listing(const DocumentListing& listing);
 /// Nothing if the slot was never written, was torn, or says what can't be.

@@ -74,7 +74,7 @@ class SectionReader {
 Preamble read_preamble(const InputFile& file) {
   Preamble preamble;
   const Preamble good;
-  if (file.size() < kSectionsBegin) {
+  if (file.size() < int64_t{sizeof(preamble)}) {
     file.fail("is too short for a document file");
   }
   file.read_at(0, std::as_writable_bytes(std::span(&preamble, 1)));

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "base/check.h"
 #include "paging/document_file_format.h"
@@ -190,6 +191,22 @@ const char* name_of(KvType type) {
   return kNames[static_cast<size_t>(type)];
 }
 
+// Its bytes (uint16), then itself; nothing if it doesn't fit into what is left.
+std::optional<std::string> take_text(std::string_view& rest) {
+  uint16_t bytes = 0;
+  if (rest.size() < sizeof(bytes)) {
+    return std::nullopt;
+  }
+  std::memcpy(&bytes, rest.data(), sizeof(bytes));
+  rest.remove_prefix(sizeof(bytes));
+  if (rest.size() < bytes) {
+    return std::nullopt;
+  }
+  std::string text(rest.substr(0, bytes));
+  rest.remove_prefix(bytes);
+  return text;
+}
+
 }  // namespace
 
 KvShape make_kv_shape(const ModelIdentity& model, std::span<const KvGroup> groups,
@@ -276,11 +293,16 @@ bool is_document_id(std::string_view id) {
          std::all_of(id.begin(), id.end(), is_part);
 }
 
+bool is_valid_metadata(const std::map<std::string, std::string>& metadata) {
+  return metadata.size() <= DocumentListing::kMetadataKeysMax &&
+         document_file::bytes_of_metadata(metadata) <= DocumentListing::kMetadataBytesMax;
+}
+
 bool is_valid(const DocumentListing& listing) {
   return (listing.id.empty() || is_document_id(listing.id)) &&
          is_plain_text(listing.name, DocumentListing::kNameBytesMax) &&
          is_plain_text(listing.scope.name, DocumentListing::kScopeBytesMax) &&
-         listing.created_s >= 0 && listing.ttl_s >= 0;
+         listing.created_s >= 0 && listing.ttl_s >= 0 && is_valid_metadata(listing.metadata);
 }
 
 namespace document_file {
@@ -324,8 +346,26 @@ ListingSlot encode_listing(const DocumentListing& listing) {
   slot.id_bytes = static_cast<uint8_t>(listing.id.copy(slot.id, sizeof(slot.id)));
   slot.scope_bytes = static_cast<uint8_t>(listing.scope.name.copy(slot.scope, sizeof(slot.scope)));
   slot.name_bytes = static_cast<uint16_t>(listing.name.copy(slot.name, sizeof(slot.name)));
+  char* end = slot.metadata;
+  for (const auto& [key, value] : listing.metadata) {
+    for (const std::string& text : {key, value}) {
+      const auto bytes = static_cast<uint16_t>(text.size());
+      std::memcpy(end, &bytes, sizeof(bytes));
+      end += sizeof(bytes);
+      end += text.copy(end, bytes);
+    }
+  }
+  slot.metadata_keys = static_cast<uint8_t>(listing.metadata.size());
   slot.hash = slot_hash(slot);
   return slot;
+}
+
+size_t bytes_of_metadata(const std::map<std::string, std::string>& metadata) {
+  size_t bytes = 0;
+  for (const auto& [key, value] : metadata) {
+    bytes += 2 * sizeof(uint16_t) + key.size() + value.size();
+  }
+  return bytes;
 }
 
 std::optional<DocumentListing> decode_listing(const ListingSlot& slot) {
@@ -344,6 +384,14 @@ std::optional<DocumentListing> decode_listing(const ListingSlot& slot) {
   listing.pinned = slot.pinned == 1;
   listing.revision = slot.revision;
   listing.imported = slot.imported == 1;
+  std::string_view rest(slot.metadata, sizeof(slot.metadata));
+  for (int i = 0; i < slot.metadata_keys; ++i) {
+    const auto key = take_text(rest);
+    const auto value = take_text(rest);
+    if (!key || !value || !listing.metadata.emplace(*key, *value).second) {
+      return std::nullopt;
+    }
+  }
   if (!is_valid(listing)) {
     return std::nullopt;
   }

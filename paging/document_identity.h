@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -100,6 +101,8 @@ struct DocumentListing {
   static constexpr size_t kIdBytesMax = 64;
   static constexpr size_t kScopeBytesMax = 128;
   static constexpr size_t kNameBytesMax = 256;
+  static constexpr size_t kMetadataKeysMax = 16;
+  static constexpr size_t kMetadataBytesMax = 12'288;  // of keys and values, and 4 for each key
 
   std::string id;  // of letters, digits, '_' and '-'; "" for a file that no store wrote
   std::string name;
@@ -111,6 +114,7 @@ struct DocumentListing {
   /// It came as a file from outside: what that says of itself isn't known to be true, so the
   /// document is used by its id only and never found by what it was made of.
   bool imported = false;
+  std::map<std::string, std::string> metadata;  // its owner's
   friend bool operator==(const DocumentListing&, const DocumentListing&) = default;
 };
 
@@ -124,6 +128,7 @@ struct FileKey {
 /// Whether text has no control characters and at most `bytes_max` bytes.
 bool is_plain_text(std::string_view text, size_t bytes_max);
 bool is_document_id(std::string_view id);
+bool is_valid_metadata(const std::map<std::string, std::string>& metadata);
 /// Whether a file can hold it: lengths, characters, no negative times.
 bool is_valid(const DocumentListing& listing);
 

@@ -210,6 +210,18 @@ bool DocumentStore::set_ttl(const std::string& id, int64_t ttl_s) {
   return true;
 }
 
+bool DocumentStore::set_metadata(const std::string& id,
+                                 std::map<std::string, std::string> metadata) {
+  Entry* entry = find(id);
+  if (entry == nullptr) {
+    return false;
+  }
+  CHECK(is_valid_metadata(metadata));
+  entry->listing.metadata = std::move(metadata);
+  changed_listing(*entry);
+  return true;
+}
+
 bool DocumentStore::set_pinned(const std::string& id, bool pinned) {
   Entry* entry = find(id);
   if (entry == nullptr) {

@@ -127,6 +127,8 @@ class DocumentStore {
   bool drop(const std::string& id);
   bool rename(const std::string& id, std::string name);
   bool set_ttl(const std::string& id, int64_t ttl_s);
+  /// REQUIRES: is_valid_metadata(metadata).
+  bool set_metadata(const std::string& id, std::map<std::string, std::string> metadata);
   /// False if there is none, or no room for another pin. A pinned document is neither evicted nor
   /// ends by its time to live; versions of it that are only on disk count as well.
   bool set_pinned(const std::string& id, bool pinned);

@@ -161,7 +161,7 @@ TEST_F(DocumentDirectoryTest, ServesNothingElse) {
   put("doc_g.01.pgz", good);
   put("notes.txt", "x");
   std::string later = good;
-  later[8] = 2;
+  later[8] = 3;
   put("doc_h.1.pgz", later);
   std::filesystem::create_directory(folder_ + "/doc_i.1.pgz");
 
@@ -182,7 +182,7 @@ TEST_F(DocumentDirectoryTest, ServesNothingElse) {
   expect("doc_d.1.pgz", Action::kLeftAlone, "lists itself as document 'doc_a'");
   expect("doc_e.1.pgz.tmp99.0", Action::kRemoved, "not finished");
   expect("doc_g.01.pgz", Action::kLeftAlone, "its name");
-  expect("doc_h.1.pgz", Action::kLeftAlone, "file of version 2");
+  expect("doc_h.1.pgz", Action::kLeftAlone, "file of version 3");
   expect("doc_i.1.pgz", Action::kLeftAlone, "not a regular file");
   EXPECT_EQ(found.size(), 7u);
   EXPECT_TRUE(exists("doc_b.1.pgz.damaged"));

@@ -85,8 +85,8 @@ class DocumentFileTest : public ::testing::Test {
   World small_{{KvType::kF16, KvType::kBF16, 16, 16}, 2, 1, 1, 8, 64};
   std::shared_ptr<const Document> document_;
   std::shared_ptr<const ScoreSet> scores_;
-  DocumentListing listing_{"doc_0a", "a name", {Scope::Kind::kGroup, "all"}, 1795988996, 60,
-                           true,     3};
+  DocumentListing listing_{"doc_0a", "a name", {Scope::Kind::kGroup, "all"},  1795988996, 60, true,
+                           3,        false,    {{"source", "a\nb"}, {"", ""}}};
 };
 
 TEST_F(DocumentFileTest, RoundTripsRandomDocuments) {
@@ -174,13 +174,17 @@ TEST_F(DocumentFileTest, WritesNothingOfOtherDocuments) {
 TEST_F(DocumentFileTest, EveryTruncationIsAnError) {
   save_small();
   const auto size = static_cast<int64_t>(read_file(path_).size());
-  ASSERT_LT(size, 10'000);
+  ASSERT_LT(size, 40'000);
   for (int64_t length = size - 1; length >= 0; --length) {
+    // Most of a listing's slot is what no metadata filled.
+    if (length > document_file::kSlotsBegin && length < document_file::kSectionsBegin - 64) {
+      length = std::max<int64_t>(length - 97, document_file::kSlotsBegin);
+    }
     ASSERT_EQ(truncate(path_.c_str(), length), 0);
     ASSERT_EQ(load_error(small_.shape).kind(), ErrorKind::kModelFile);
     const Error error = error_of([&] { read_document_header(path_); });
     ASSERT_THAT(error.what(),
-                HasSubstr(length < document_file::kSectionsBegin ? "too short" : "truncated"));
+                HasSubstr(length < document_file::kSlotsBegin ? "too short" : "truncated"));
   }
   expect_no_leak();
 }
@@ -228,10 +232,13 @@ void rehash(Bytes& bytes) {
 TEST_F(DocumentFileTest, ForgedNumbersNeverCrash) {
   save_small();
   const Bytes good = read_file(path_);
-  const size_t metadata_end = document_file::kSectionsBegin + 512 + 64;
+  const size_t header_end = document_file::kSectionsBegin + 512 + 64;
+  // Most of a listing's slot is what no metadata filled.
+  const size_t slot_end = kSlotBegin + 512 + 64;
   const uint8_t values[] = {0, 1, 0x7f, 0x80, 0xff};
   int errors = 0;
-  for (size_t at = 8; at < metadata_end; ++at) {
+  for (size_t at = 8; at < header_end; ++at) {
+    if (at == slot_end) at = document_file::kSectionsBegin;
     for (const uint8_t value : values) {
       // Single bytes, and numbers of four and eight of them.
       for (const size_t width : {1u, 4u, 8u}) {
@@ -306,7 +313,7 @@ TEST_F(DocumentFileTest, RefusesWhatIsNoDocumentFile) {
   expect(path_, "is too long");
   bytes[8] = 0;
   write_file(path_, bytes);
-  expect(path_, "is a document file of version 0; version 1 is supported");
+  expect(path_, "is a document file of version 0; version 2 is supported");
 }
 
 TEST_F(DocumentFileTest, PoolTooSmallIsOutOfMemory) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "paging/document_directory.h"
+#include "paging/document_file_format.h"
 #include "tests/document_world.h"
 #include "tests/faulty_files.h"
 
@@ -31,9 +32,10 @@ class DocumentImportTest : public ::testing::Test {
     document_ = compress(world_, full, random_kept(world_, 22, prng_));
     scores_ = make_scores(world_, *full);
     FaultyFiles files;
-    save_document("there", *document_, identity_of(world_, *document_),
-                  {"old", "its name", {Scope::Kind::kTenant, "alice"}, 1, 60, true, 1ull << 63},
-                  scores_, files);
+    save_document(
+        "there", *document_, identity_of(world_, *document_),
+        {"old", "its name", {Scope::Kind::kTenant, "alice"}, 1, 60, true, 1ull << 63, false, {}},
+        scores_, files);
     const Opened opened = files.open("there", OpenMode::kRead);
     bytes_.resize(static_cast<size_t>(opened.bytes));
     ASSERT_EQ(opened.file->read_at(0, bytes_).bytes, opened.bytes);
@@ -73,8 +75,8 @@ class DocumentImportTest : public ::testing::Test {
   std::shared_ptr<const ScoreSet> scores_;
   Bytes bytes_;
   const FileKey key_{"new", 7};
-  const DocumentListing listing_{"new", "renamed", {Scope::Kind::kTenant, "bob"}, 2, 0, false,
-                                 0,     true};
+  const DocumentListing listing_{
+      "new", "renamed", {Scope::Kind::kTenant, "bob"}, 2, 0, false, 0, true, {{"key", "value"}}};
 };
 
 TEST_F(DocumentImportTest, TakesAFileWithANewListing) {
@@ -123,8 +125,10 @@ TEST_F(DocumentImportTest, DamageIsFound) {
       import.verify();
     });
   };
-  for (size_t at = 0; at < bytes_.size(); at += at < 2000 ? 7 : 97) {
-    if (at >= 256 && at < 1280) continue;
+  constexpr size_t kSlots = document_file::kSlotsBegin;
+  constexpr size_t kSections = document_file::kSectionsBegin;
+  for (size_t at = 0; at < bytes_.size(); at += at < kSlots ? 7 : 97) {
+    if (at >= kSlots && at < kSections) continue;
     Bytes bytes = bytes_;
     bytes[at] ^= std::byte{0x10};
     ASSERT_EQ(error(bytes).kind(), ErrorKind::kModelFile) << at;
@@ -135,7 +139,7 @@ TEST_F(DocumentImportTest, DamageIsFound) {
         << size;
   }
   Bytes unlisted = bytes_;
-  std::fill_n(unlisted.begin() + 256, 1024, std::byte{});
+  std::fill(unlisted.begin() + kSlots, unlisted.begin() + kSections, std::byte{});
   EXPECT_THAT(error(unlisted).what(), HasSubstr("listings"));
   EXPECT_THAT(files.names(), IsEmpty());
 }

@@ -54,7 +54,7 @@ class StoreSimulation {
 
  private:
   DocumentStore::Limits limits() {
-    return {prng_.range(8, 40), prng_.range(0, 8), prng_.chance(0.2) ? 0 : prng_.range(0, 60'000)};
+    return {prng_.range(8, 40), prng_.range(0, 8), prng_.chance(0.2) ? 0 : prng_.range(0, 300'000)};
   }
   std::string any_id() { return std::string(1, static_cast<char>('a' + prng_.range(0, 5))); }
 
@@ -91,8 +91,10 @@ class StoreSimulation {
         break;
       default:
         if (store_.contains(id)) {
-          prng_.chance(0.5) ? store_.rename(id, "x" + std::to_string(now_))
-                            : store_.set_ttl(id, prng_.range(0, 60));
+          const std::string text = "x" + std::to_string(now_);
+          prng_.chance(0.5)   ? store_.rename(id, text)
+          : prng_.chance(0.5) ? store_.set_metadata(id, {{text, text}})
+                              : store_.set_ttl(id, prng_.range(0, 60));
         }
         makers_.clear();
     }

@@ -250,11 +250,14 @@ TEST_F(DocumentStoreTest, ChangesOfTheListingReachEveryFile) {
   ASSERT_TRUE(first && first->kind == Kind::kWrite);
   EXPECT_FALSE(store.next_file_work().has_value()) << "one write at a time";
   EXPECT_TRUE(store.rename("a", "another name"));
+  EXPECT_TRUE(store.set_metadata("a", {{"source", "web"}}));
+  EXPECT_FALSE(store.set_metadata("none", {}));
   store.written(first->key);
   const auto update = store.next_file_work();
   ASSERT_TRUE(update && update->kind == Kind::kUpdate);
   EXPECT_EQ(update->key, first->key);
   EXPECT_EQ(update->listing.name, "another name");
+  EXPECT_EQ(update->listing.metadata.at("source"), "web");
   EXPECT_GT(update->listing.revision, first->listing.revision);
   const auto second = store.next_file_work();
   ASSERT_TRUE(second && second->kind == Kind::kWrite);
@@ -309,11 +312,11 @@ TEST_F(DocumentStoreTest, FilesOfAFolderBecomeDocuments) {
 }
 
 TEST_F(DocumentStoreTest, AnImportedFileServesButIsNeverFound) {
-  DocumentStore store(world_.pool.geometry(), {64, 0, 9000});
+  DocumentStore store(world_.pool.geometry(), {64, 0, 33'000});
   add(store, "a");
   publish(store, "a", 0.5, 4);
   work(store);
-  ASSERT_GT(store.file_bytes(), 4500) << "two don't fit";
+  ASSERT_GT(store.file_bytes(), 28'500) << "two don't fit";
   DocumentHeader header;
   header.listing = listing("b");
   header.listing.imported = true;
@@ -340,7 +343,7 @@ TEST_F(DocumentStoreTest, AnImportedFileServesButIsNeverFound) {
 
   EXPECT_EQ(store.import_file(store.make_key("b"), header, now_), DocumentStore::Added::kExists);
   header.listing.id = "c";
-  header.file_bytes = 9001;
+  header.file_bytes = 33'001;
   EXPECT_EQ(store.import_file(store.make_key("c"), header, now_), DocumentStore::Added::kTooMany);
   EXPECT_TRUE(store.contains("b"));
   EXPECT_EQ(store.audit(), "");

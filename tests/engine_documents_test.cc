@@ -107,7 +107,7 @@ TEST_P(EngineDocumentsTest, ScopesSayWhoMayUseADocument) {
   EXPECT_EQ(get(*e, e->documents({"b", {"law"}})).size(), 1u);
   EXPECT_EQ(get(*e, e->documents({"a", {"law"}})).size(), 2u);
   EXPECT_FALSE(get(*e, e->document({"b", {}}, "own")).has_value());
-  EXPECT_EQ(get(*e, e->change_document({"b", {}}, "own", {"stolen", {}, {}})),
+  EXPECT_EQ(get(*e, e->change_document({"b", {}}, "own", {"stolen", {}, {}, {}})),
             ChangeAnswer::kNotFound);
   EXPECT_FALSE(get(*e, e->drop_document({"b", {"law"}}, "own")));
   EXPECT_TRUE(get(*e, e->drop_document({"b", {"law"}}, "shared")));
@@ -143,7 +143,8 @@ TEST_P(EngineDocumentsTest, NamesPinsAndTimesChange) {
   short_lived.listing.ttl_s = 100;
   short_lived.listing.name = "first";
   make(*e, short_lived);
-  EXPECT_EQ(get(*e, e->change_document(owner_, "a", {"second", 50, true})), ChangeAnswer::kChanged);
+  EXPECT_EQ(get(*e, e->change_document(owner_, "a", {"second", 50, true, {}})),
+            ChangeAnswer::kChanged);
   DocumentStore::Info now = info(*e, "a");
   EXPECT_EQ(now.listing.name, "second");
   EXPECT_EQ(now.listing.created_s, clock.now_s);
@@ -151,16 +152,16 @@ TEST_P(EngineDocumentsTest, NamesPinsAndTimesChange) {
   make(*e, document("large", 400, 1));
   ASSERT_GT(info(*e, "large").versions[0].blocks + now.versions[0].blocks,
             e->store().limits().pinned_blocks);
-  EXPECT_EQ(get(*e, e->change_document(owner_, "large", {{}, {}, true})),
+  EXPECT_EQ(get(*e, e->change_document(owner_, "large", {{}, {}, true, {}})),
             ChangeAnswer::kNoRoomToPin);
   clock.now_s += 60;
   drive(*e);
   EXPECT_TRUE(e->store().contains("a")) << "it is pinned";
-  EXPECT_EQ(get(*e, e->change_document(owner_, "a", {{}, {}, false})), ChangeAnswer::kChanged);
+  EXPECT_EQ(get(*e, e->change_document(owner_, "a", {{}, {}, false, {}})), ChangeAnswer::kChanged);
   ++clock.now_s;
   drive(*e);
   EXPECT_FALSE(e->store().contains("a"));
-  EXPECT_THROW(e->change_document(owner_, "a", {"two\nlines", {}, {}}), Error);
+  EXPECT_THROW(e->change_document(owner_, "a", {"two\nlines", {}, {}, {}}), Error);
   expect_clean(*e);
 }
 
@@ -242,7 +243,7 @@ TEST_P(EngineDocumentsTest, DocumentsSurviveTheEngine) {
     EXPECT_TRUE(get(*e, e->drop_document(owner_, "dropped")));
     compressed = ask(*e, question("a"));
     full = ask(*e, question("a", 1));
-    get(*e, e->change_document(owner_, "a", {"renamed", 1000, {}}));
+    get(*e, e->change_document(owner_, "a", {"renamed", 1000, {}, {{{"a", "b"}}}}));
     e->create_document(document("late"));
     drive(*e);  // done, but maybe not written yet
   }
@@ -251,6 +252,7 @@ TEST_P(EngineDocumentsTest, DocumentsSurviveTheEngine) {
   EXPECT_EQ(e->store().ids(), (std::vector<std::string>{"a", "late"}));
   const DocumentStore::Info there = info(*e, "a");
   EXPECT_EQ(there.listing.name, "renamed");
+  EXPECT_EQ(there.listing.metadata, (std::map<std::string, std::string>{{"a", "b"}}));
   EXPECT_EQ(there.listing.ttl_s, 1000);
   ASSERT_EQ(there.versions.size(), 2u);
   EXPECT_FALSE(there.versions[0].resident);

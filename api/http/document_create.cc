@@ -93,7 +93,8 @@ asio::awaitable<Documents::Begun> Documents::begin(const DocumentForm& form,
   if (task == nullptr) {
     throw ApiError(429, "busy", "too many documents wait").with_header("Retry-After", "1");
   }
-  jobs_[id] = {tenant.name, form.name, service_.clock().unix_s(), std::move(ratios), task, false};
+  jobs_[id] = {tenant.name,       form.name, form.metadata, service_.clock().unix_s(),
+               std::move(ratios), task,      false};
   Begun begun;
   begun.id = id;
   co_return begun;
@@ -150,6 +151,7 @@ DocumentRequest Documents::request_of(const DocumentForm& form, const Tenant& te
   request.tenant = tenant.name;
   request.groups = tenant.groups;
   request.listing.name = form.name;
+  request.listing.metadata = form.metadata;
   request.listing.ttl_s = form.ttl_s;
   request.listing.pinned = form.pinned;
   request.listing.scope = scope_of(tenant, form.group);

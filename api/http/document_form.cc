@@ -15,6 +15,13 @@ namespace {
 
 constexpr int64_t kSecondsMax = int64_t{100} * 365 * 86'400;
 constexpr size_t kRatiosMax = 8;
+constexpr int64_t kMetadataKeyMax = 64;     // characters
+constexpr int64_t kMetadataValueMax = 512;  // likewise
+
+int64_t characters(std::string_view utf8) {
+  return std::count_if(utf8.begin(), utf8.end(),
+                       [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
+}
 
 void add_ratio(DocumentForm& form, double ratio) {
   if (ratio >= 1) {
@@ -195,6 +202,29 @@ std::vector<Part> split_parts(std::string_view body, const std::string& boundary
 
 }  // namespace
 
+std::map<std::string, std::string> read_metadata(const json::object& metadata) {
+  std::map<std::string, std::string> pairs;
+  for (const auto& [key, value] : metadata) {
+    if (key.empty() || characters(key) > kMetadataKeyMax || !value.is_string() ||
+        characters(value.get_string()) > kMetadataValueMax) {
+      throw ApiError(400, "invalid_value",
+                     fmt::format("'metadata' must have keys of 1 to {} characters and texts of at "
+                                 "most {}",
+                                 kMetadataKeyMax, kMetadataValueMax),
+                     "metadata");
+    }
+    pairs[key] = std::string(value.get_string());
+  }
+  if (!is_valid_metadata(pairs)) {
+    throw ApiError(
+        400, "invalid_value",
+        fmt::format("'metadata' can have {} keys, and {} bytes in all",
+                    DocumentListing::kMetadataKeysMax, DocumentListing::kMetadataBytesMax),
+        "metadata");
+  }
+  return pairs;
+}
+
 int64_t read_ttl(const json::object& expires_after) {
   const Fields fields(expires_after, "expires_after");
   if (fields.text("anchor").value_or("last_active_at") != "last_active_at") {
@@ -214,13 +244,13 @@ DocumentForm read_document_form(const json::object& object, const Service& servi
     throw ApiError(404, "model_not_found",
                    fmt::format("the model '{}' is not here", to_printable(*model)), "model");
   }
-  if (const json::object* metadata = body.object("metadata"); metadata && !metadata->empty()) {
-    throw ApiError(501, "not_supported", "'metadata' is not supported", "metadata");
-  }
   DocumentForm form;
   form.content = read_content(body);
   form.system = read_system(body);
   form.name = body.text("name").value_or("");
+  if (const json::object* metadata = body.object("metadata")) {
+    form.metadata = read_metadata(*metadata);
+  }
   form.group = body.text("group").value_or("");
   form.extends = body.text("extends").value_or("");
   read_compression(body, form);
@@ -254,6 +284,8 @@ DocumentForm read_multipart_form(std::string_view content_type, std::string_view
       if (error) {
         throw ApiError(400, "invalid_value", "'ratio' must be a number", "ratio");
       }
+    } else if (part.name == "metadata") {
+      fields["metadata"] = parse_object(part.body);
     } else if (part.name == "pinned" || part.name == "stream") {
       fields[part.name] = part.body == "true";
     } else if (part.name == "ttl_seconds") {

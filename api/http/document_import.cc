@@ -9,6 +9,7 @@
 #include "api/http/documents.h"
 #include "api/http/target.h"
 #include "base/error.h"
+#include "engine/utf8.h"
 #include "paging/document_file.h"
 
 namespace pagezip::http {
@@ -67,6 +68,15 @@ void check_fit(const DocumentHeader& header, const Service& service) {
                 make_kv_shape(model.identity(), model.model().kv_groups(), service.geometry()));
   if (!difference.empty()) {
     throw ApiError(409, "model_mismatch", "the document does not fit: " + difference);
+  }
+  const auto is_utf8 = [](const std::string& text) {
+    return valid_utf8_bytes(text) == text.size();
+  };
+  const auto& metadata = header.listing.metadata;
+  if (!is_utf8(header.listing.name) ||
+      !std::all_of(metadata.begin(), metadata.end(),
+                   [&](const auto& pair) { return is_utf8(pair.first) && is_utf8(pair.second); })) {
+    fail_corrupt("has a name or metadata that is not UTF-8");
   }
   const DocumentIdentity& identity = header.identity;
   if (identity.context_ids.empty()) {
@@ -170,6 +180,7 @@ asio::awaitable<void> Documents::put_content(Exchange& exchange, const Tenant& t
     const int64_t blocks = Document::blocks_for(service_.geometry(), header.shape());
     co_await check_quota(tenant, blocks * service_.geometry().block_bytes());
     listing.name = header.listing.name;
+    listing.metadata = header.listing.metadata;
     listing.created_s = service_.clock().unix_s();
     header.listing = listing;
     const std::function<void()> commit = [file, listing, &options] {

@@ -51,6 +51,14 @@ json::object progress_json(const DocumentTask::Status& status) {
   return progress;
 }
 
+json::object metadata_json(const std::map<std::string, std::string>& metadata) {
+  json::object pairs;
+  for (const auto& [key, value] : metadata) {
+    pairs[key] = value;
+  }
+  return pairs;
+}
+
 json::object version_json(const DocumentStore::Version& version, const KvGeometry& geometry) {
   json::object one;
   one["ratio"] = version.identity.full ? 1 : version.identity.keep_ratio;
@@ -141,7 +149,8 @@ json::object document_json(const std::string& id, const DocumentInfo* info, cons
   document["revision"] = 0;
   document["model"] = service.model_name();
   document["name"] = info != nullptr ? info->stored.listing.name : job->name;
-  document["metadata"] = json::object();
+  document["metadata"] =
+      metadata_json(info != nullptr ? info->stored.listing.metadata : job->metadata);
   document["status"] = "ready";
   document["progress"] = nullptr;
   document["pinned"] = false;

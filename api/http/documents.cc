@@ -21,6 +21,18 @@ bool matches(std::string_view header, uint64_t revision) {
   return header == "*" || header.starts_with(fmt::format("\"{}-", revision));
 }
 
+// Whether all that the query asks for as metadata[KEY]=VALUE is there.
+bool has_metadata(const json::object& metadata, const std::vector<Header>& query) {
+  return std::all_of(query.begin(), query.end(), [&](const Header& asked) {
+    const std::string_view name = asked.first;
+    if (!name.starts_with("metadata[") || !name.ends_with("]")) {
+      return true;
+    }
+    const json::value* value = metadata.if_contains(name.substr(9, name.size() - 10));
+    return value != nullptr && std::string_view(value->get_string()) == asked.second;
+  });
+}
+
 int64_t integer_query(const RequestHead& head, std::string_view name, int64_t min, int64_t max,
                       int64_t otherwise) {
   const auto text = head.query_value(name);
@@ -188,6 +200,9 @@ asio::awaitable<void> Documents::list(Exchange& exchange, const Tenant& tenant) 
       return std::string_view(document.at("status").get_string()) != *status;
     });
   }
+  std::erase_if(all, [&](const json::object& document) {
+    return !has_metadata(document.at("metadata").get_object(), head.query);
+  });
   if (order == "desc") {
     std::reverse(all.begin(), all.end());
   }
@@ -230,6 +245,9 @@ asio::awaitable<void> Documents::change(Exchange& exchange, const Tenant& tenant
   DocumentChange change;
   change.name = fields.text("name");
   change.pinned = fields.boolean("pinned");
+  if (const json::object* metadata = fields.object("metadata")) {
+    change.metadata = read_metadata(*metadata);
+  }
   if (body.contains("expires_after")) {
     const json::object* expiry = fields.object("expires_after");
     change.ttl_s = expiry == nullptr ? 0 : read_ttl(*expiry);  // null: for ever

@@ -26,6 +26,7 @@ struct DocumentForm {
   std::string content;
   std::optional<std::string> system;
   std::string name;
+  std::map<std::string, std::string> metadata;
   std::string group;  // whose it shall be; "": the tenant's own
   std::string extends;
   std::vector<double> ratios;  // below 1
@@ -44,6 +45,8 @@ DocumentForm read_document_form(const json::object& body, const Service& service
 DocumentForm read_multipart_form(std::string_view content_type, std::string_view body,
                                  const Service& service);
 
+/// Strings under at most 16 keys. Throws ApiError(400).
+std::map<std::string, std::string> read_metadata(const json::object& metadata);
 /// Seconds of {"anchor": "last_active_at", "seconds": N}. Throws ApiError(400).
 int64_t read_ttl(const json::object& expires_after);
 
@@ -51,6 +54,7 @@ int64_t read_ttl(const json::object& expires_after);
 struct DocumentJob {
   std::string tenant;
   std::string name;
+  std::map<std::string, std::string> metadata;
   int64_t created_s = 0;
   std::vector<double> ratios;
   std::shared_ptr<DocumentTask> task;

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 import urllib.request
+from urllib.parse import quote
 
 import pytest
 
@@ -145,6 +146,33 @@ def test_list_goes_on_from_page_to_page(tiny):
     assert len(seen) == len(set(seen)) and ids <= set(seen)
 
 
+def test_metadata(tiny):
+    pairs = {"source": "web", "größe": "ü" * 512, "": ""}
+    refused = make(tiny, "metadata " + TEXT, metadata=pairs)
+    assert refused.status == 400 and refused.json["error"]["param"] == "metadata"
+    del pairs[""]
+    made = make(tiny, "metadata " + TEXT, metadata=pairs).json
+    assert made["metadata"] == pairs
+    path = f"/v1/documents/{made['id']}"
+
+    def found(**asked):
+        query = "&".join(f"metadata[{quote(k)}]={quote(v)}" for k, v in asked.items())
+        return [d["id"] for d in tiny.request("GET", f"/v1/documents?{query}").json["data"]]
+
+    assert found(source="web") == [made["id"]]
+    assert found(source="web", **{"größe": "ü" * 512}) == [made["id"]]
+    assert found(source="book") == found(other="web") == []
+    # What is not said stays, and what is said replaces all.
+    assert tiny.request("PATCH", path, {"name": "n"}).json["metadata"] == pairs
+    changed = tiny.request("PATCH", path, {"metadata": {"source": "book"}})
+    assert changed.json["metadata"] == {"source": "book"}
+    assert changed.json["revision"] > made["revision"]
+    assert tiny.request("PATCH", path, {"metadata": {}}).json["metadata"] == {}
+    for bad in ({"a": 1}, {"k" * 65: ""}, {"k": "v" * 513}, {str(i): "" for i in range(17)},
+                {str(i): "\N{GRINNING FACE}" * 512 for i in range(8)}, "text"):
+        assert tiny.request("PATCH", path, {"metadata": bad}).status == 400
+
+
 def test_created_as_a_stream(tiny):
     reply = tiny.request("POST", "/v1/documents", {
         "content": "stream " + TEXT * 5, "stream": True, "compression": {"ratio": 0.3}})
@@ -177,12 +205,13 @@ def test_events_resume(tiny):
 def test_multipart_upload(tiny):
     body = ("--xx\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nuser_data\r\n"
             "--xx\r\nContent-Disposition: form-data; name=\"ratio\"\r\n\r\n0.4\r\n"
+            "--xx\r\nContent-Disposition: form-data; name=\"metadata\"\r\n\r\n{\"a\": \"b\"}\r\n"
             "--xx\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.txt\"\r\n"
             "Content-Type: text/plain\r\n\r\n" + "upload " + TEXT + "\r\n--xx--\r\n")
     reply = tiny.request("POST", "/v1/documents", body, {
         "Content-Type": "multipart/form-data; boundary=xx", "Prefer": "wait=60"})
     assert reply.status == 201, reply.body
-    assert reply.json["name"] == "a.txt"
+    assert (reply.json["name"], reply.json["metadata"]) == ("a.txt", {"a": "b"})
     assert [v["ratio"] for v in reply.json["versions"]] == [0.4]
 
 
