@@ -111,8 +111,8 @@ std::shared_ptr<OutputStream> Engine::submit(GenerateRequest request) {
   if (request.prompt.empty()) {
     throw Error(ErrorKind::kUsage, "the prompt is empty");
   }
-  if (request.output_max < 1 || request.choices < 1) {
-    throw Error(ErrorKind::kUsage, "a request must ask for at least one token of one choice");
+  if (request.output_max < 0 || request.choices < 1) {
+    throw Error(ErrorKind::kUsage, "a request must ask for at least one choice");
   }
   check_tokens(request.prompt, model_.config().vocab);
   validate(request.sampling);
@@ -260,7 +260,8 @@ void Engine::serve(GenerateRequest request, const std::shared_ptr<OutputStream>&
   }
   const auto prompt = static_cast<int64_t>(request.prompt.size());
   const int64_t room = context_max_ - live->usage.document_tokens - prompt;
-  if (room < 1) {
+  const int64_t least = std::min<int64_t>(1, request.output_max);
+  if (room < least) {
     return refuse(RefusalKind::kTooLarge,
                   fmt::format("the prompt is too long: {} tokens behind a document of {} leave no "
                               "room within {} positions",
@@ -270,8 +271,9 @@ void Engine::serve(GenerateRequest request, const std::shared_ptr<OutputStream>&
   spec.output_max = std::min(request.output_max, room);
   spec.choices = request.choices;
   spec.ignore_end = request.ignore_end;
+  spec.prompt_logprobs = request.prompt_logprobs >= 0;
   // What was asked for at most ends where the memory does; a prompt that doesn't fit is refused.
-  spec.output_max = std::max<int64_t>(1, scheduler_.output_room(spec));
+  spec.output_max = std::max(least, scheduler_.output_room(spec));
   live->usage.prompt_tokens = prompt;
   live->stream = stream;
   live->open = request.choices;
@@ -286,7 +288,7 @@ void Engine::serve(GenerateRequest request, const std::shared_ptr<OutputStream>&
   stream->set_usage(live->usage);
   for (uint32_t k = 0; k < request.choices; ++k) {
     live->choices.push_back({StreamDecoder(tokenizer_), StopMatcher(request.stops)});
-    ChoiceSampling sampling{request.sampling, request.top_logprobs};
+    ChoiceSampling sampling{request.sampling, request.top_logprobs, request.prompt_logprobs};
     sampling.params.seed += k;
     device_.begin({stream->id(), k}, sampling, request.prompt);
   }
@@ -318,11 +320,18 @@ void Engine::take_events(const StepResult& result) {
           live.stream->set_usage(live.usage);
           break;
         }
+        case Event::Kind::kPromptLogprobs: {
+          const auto first = result.targets.begin() + event.slot;
+          OutputEvent output;
+          output.prompt.assign(first, first + event.total);
+          requests_.at(event.key.request)->stream->push(std::move(output), false);
+          break;
+        }
         case Event::Kind::kToken:
           on_token(event, result);
           break;
         case Event::Kind::kFinished:
-          on_finished(event);
+          on_finished(event, result);
           break;
         default:
           on_job(event);
@@ -365,12 +374,18 @@ void Engine::on_token(const Event& event, const StepResult& result) {
   }
 }
 
-void Engine::on_finished(const Event& event) {
+void Engine::on_finished(const Event& event, const StepResult& result) {
   LiveRequest& live = *requests_.at(event.key.request);
   LiveChoice& choice = live.choices[event.key.choice];
   OutputEvent output;
   output.choice = event.key.choice;
   output.finish = event.finish;
+  if (event.finish == FinishReason::kEnd) {
+    const auto slot = static_cast<size_t>(event.slot);
+    output.end_token = event.token;
+    output.logprob = result.logprobs[slot];
+    output.tops = result.tops[slot];
+  }
   if (!choice.stops.matched()) {
     output.text = choice.stops.feed(choice.decoder.flush());
     output.text += choice.stops.flush();

@@ -73,11 +73,12 @@ struct GenerateRequest {
   /// smallest that there is, while it is made the full one.
   std::optional<double> keep_ratio;
   std::vector<TokenId> prompt;
-  int64_t output_max = 128;  // fewer where the context or the pool end
+  int64_t output_max = 128;  // fewer where the context or the pool end; 0: only the prompt
   uint32_t choices = 1;      // choice k is sampled with seed + k
   SamplingParams sampling;
   std::vector<std::string> stops;
-  int top_logprobs = -1;  // negative: no log-probabilities at all
+  int top_logprobs = -1;     // negative: no log-probabilities at all
+  int prompt_logprobs = -1;  // likewise, of the prompt's tokens, which are then all computed anew
   bool ignore_end = false;
   std::function<void()> wake;  // see OutputStream; may be empty
 };
@@ -208,7 +209,7 @@ class Engine {
   void take_events(const StepResult& result);
   void tell_progress(const StepPlan& plan);
   void on_token(const Event& event, const StepResult& result);
-  void on_finished(const Event& event);
+  void on_finished(const Event& event, const StepResult& result);
   std::string space(const std::string& tenant) const;
   static std::string chain_of(const FileKey& key);
 

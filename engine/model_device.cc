@@ -11,6 +11,8 @@ namespace pagezip {
 namespace {
 
 constexpr size_t kRecentSteps = 4;
+// Targets whose logits are there at once: rows x vocabulary of a whole batch would be too much.
+constexpr int64_t kSliceRows = 32;
 
 // The best `count` tokens with their log-probabilities, best first; of equals the lowest id.
 std::vector<TopLogprob> best_logprobs(std::span<const float> logits, double log_sum, int count) {
@@ -34,6 +36,15 @@ double log_sum_exp(std::span<const float> logits) {
   return static_cast<double>(most) + std::log(sum);
 }
 
+TokenLogprob logprob_of(TokenId token, std::span<const float> logits, int count) {
+  const double log_sum = log_sum_exp(logits);
+  if (!std::isfinite(log_sum)) {
+    return {-1, 0, {}};
+  }
+  return {token, static_cast<float>(logits[static_cast<size_t>(token)] - log_sum),
+          best_logprobs(logits, log_sum, count)};
+}
+
 }  // namespace
 
 ModelDevice::ModelDevice(Transformer& transformer, BlockPool& pool, int64_t score_rows_max,
@@ -45,7 +56,8 @@ ModelDevice::ModelDevice(Transformer& transformer, BlockPool& pool, int64_t scor
 
 void ModelDevice::begin(ChoiceKey key, const ChoiceSampling& sampling,
                         std::span<const TokenId> history) {
-  samplers_.insert_or_assign(key, Entry{Sampler(sampling.params, history), sampling.top_logprobs});
+  samplers_.insert_or_assign(key, Entry{Sampler(sampling.params, history), sampling.top_logprobs,
+                                        sampling.prompt_logprobs});
 }
 
 void ModelDevice::run(const StepPlan& plan, StepResult& result) {
@@ -98,6 +110,7 @@ void ModelDevice::run_rows(const StepPlan& plan, StepResult& result) {
   result.tokens.assign(static_cast<size_t>(plan.slots), 0);
   result.logprobs.assign(static_cast<size_t>(plan.slots), 0);
   result.tops.resize(static_cast<size_t>(plan.slots));
+  result.targets.resize(plan.targets.size());
   if (plan.rows.empty()) {
     return;
   }
@@ -132,9 +145,32 @@ void ModelDevice::run_rows(const StepPlan& plan, StepResult& result) {
       logits += vocab;
     }
   }
+  run_targets(plan, result);
   recent_.emplace_back(plan.step, result.tokens);
   if (recent_.size() > kRecentSteps) {
     recent_.erase(recent_.begin());
+  }
+}
+
+// Behind forward(), whose hidden states are still there.
+void ModelDevice::run_targets(const StepPlan& plan, StepResult& result) {
+  const int64_t vocab = transformer_.model().config().vocab;
+  int64_t first_row = 0;  // of the batch
+  for (const RowsWork& work : plan.rows) {
+    const auto found = work.targets == 0 ? samplers_.end() : samplers_.find(work.key);
+    for (int64_t done = 0; found != samplers_.end() && done < work.targets; done += kSliceRows) {
+      const int64_t rows = std::min(kSliceRows, work.targets - done);
+      slice_.resize(std::max(slice_.size(), static_cast<size_t>(rows * vocab)));
+      const MatrixView<float> logits(slice_.data(), rows, vocab);
+      transformer_.logits(transformer_.hidden(first_row + work.target_row + done, rows), logits);
+      transformer_.pool().parallel_for(rows, [&](int64_t row, int) {
+        const auto target = static_cast<size_t>(work.first_target + done + row);
+        result.targets[target] =
+            logprob_of(plan.targets[target], {logits.row(row), static_cast<size_t>(vocab)},
+                       found->second.prompt_logprobs);
+      });
+    }
+    first_row += work.rows;
   }
 }
 

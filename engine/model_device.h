@@ -23,6 +23,7 @@ struct ChoiceSampling {
   SamplingParams params;
   /// Log-probabilities of the sampled token and of so many best ones; negative: none.
   int top_logprobs = -1;
+  int prompt_logprobs = -1;  // likewise, of the tokens of its prompt
 };
 
 class ModelDevice : public Device {
@@ -42,9 +43,11 @@ class ModelDevice : public Device {
   struct Entry {
     Sampler sampler;
     int top_logprobs;
+    int prompt_logprobs;
   };
   void run_copies(const StepPlan& plan);
   void run_rows(const StepPlan& plan, StepResult& result);
+  void run_targets(const StepPlan& plan, StepResult& result);
   void sample(const RowsWork& work, std::span<const float> logits, StepResult& result);
   void run_compaction(const CompactWork& work);
   TokenId sampled(SlotRef slot) const;
@@ -55,6 +58,7 @@ class ModelDevice : public Device {
   ScoreSlot slot_;
   std::map<ChoiceKey, Entry> samplers_;
   std::vector<float> logits_;    // [rows that are sampled, vocab]
+  std::vector<float> slice_;     // [rows of a slice of targets, vocab]
   std::vector<TokenId> tokens_;  // sampled by earlier steps, read by the one in hand
   std::vector<RowSpan> spans_;
   std::vector<uint32_t> pairs_;

@@ -1,7 +1,8 @@
 // The output of one request on its way from the engine thread to whoever reads it.
 //
-// A stream never holds more than the request's own output, which its output_max bounds: so a slow
-// reader costs that much memory, and never makes the engine wait.
+// A stream never holds more than the request's own output, which its output_max bounds, and what
+// was asked for of its prompt: so a slow reader costs that much memory, and never makes the engine
+// wait.
 //
 // Thread rule: push() from the engine thread, everything else from any thread.
 #pragma once
@@ -42,10 +43,14 @@ struct OutputEvent {
   uint32_t choice = 0;
   std::string text;  // valid UTF-8; often empty in the middle of a character or a stop string
   std::optional<TokenId> token;
-  float logprob = 0;                   // if asked for
+  std::optional<TokenId> end_token;    // what ended the choice; isn't part of the output
+  float logprob = 0;                   // of either, if asked for
   std::vector<TopLogprob> tops;        // likewise
   std::optional<FinishReason> finish;  // the choice's last event
   std::optional<Refusal> refusal;      // the request's only event
+  /// If asked for: the prompt's next tokens, from its second one on. Nothing else is in the event,
+  /// and all of them come before the first event of any choice.
+  std::vector<TokenLogprob> prompt;
 };
 
 /// What a request used, known from its first event on; done_tokens grows before it.

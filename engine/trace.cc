@@ -178,6 +178,7 @@ void Trace::add_event(const Event& event, TimeUs now) {
     case Event::Kind::kScored:
       change(key, name_of(JobStage::kSelect), now);
       break;
+    case Event::Kind::kPromptLogprobs:
     case Event::Kind::kFullReady:
     case Event::Kind::kVersionReady:
       break;

@@ -112,6 +112,12 @@ void Transformer::forward(std::span<const RowSpan> spans, MatrixView<float> logi
   }
 }
 
+MatrixView<const float> Transformer::hidden(int64_t first_row, int64_t rows) const {
+  CHECK_LE(first_row + rows, rows_max_);
+  const int64_t width = model_.config().hidden;
+  return {hidden_.data() + first_row * width, rows, width};
+}
+
 void Transformer::embed(std::span<const TokenId> tokens, MatrixView<float> hidden) {
   const ModelConfig& c = model_.config();
   const Weight& embedding = model_.embedding();

@@ -75,6 +75,8 @@ class Transformer {
              const RopeTables& rope, int64_t rope_row, LayerScoring* scoring);
   /// logits [rows, vocab] of hidden rows.
   void logits(MatrixView<const float> hidden, MatrixView<float> out);
+  /// Rows of the batch that forward() ran last, for logits() of others than the spans' last ones.
+  MatrixView<const float> hidden(int64_t first_row, int64_t rows) const;
 
  private:
   // Views of the buffers with as many rows as the batch has.

@@ -77,6 +77,14 @@ void Scheduler::admit() {
   std::erase_if(waiting_jobs_, [](const Job* job) { return job->stage != JobStage::kQueued; });
 }
 
+// How many of its tokens may come from the prefix cache. Never the last one; and of a prompt whose
+// log-probabilities are asked for only what has given them before it was preempted.
+int64_t Scheduler::cacheable(const Choice& choice) {
+  const RequestState& request = *choice.request;
+  const int64_t last = ssize(choice.tokens) - 1;
+  return request.scores() ? std::min(last, request.scored) : last;
+}
+
 // A request whose prefix another one is computing right now waits for it and holds no blocks. That
 // is asked again at every admission, so when the other one ends early, whoever is first in order
 // takes its place.
@@ -95,19 +103,20 @@ bool Scheduler::waits_for_leader(Choice& choice) {
   }
   const std::string& space = choice.request->spec.space;
   const int64_t page = pool_.geometry().page.page_tokens;
-  const auto last = static_cast<int64_t>(choice.tokens.size()) - 1;
+  const int64_t most = cacheable(choice);
+  const bool scores = choice.request->scores();
   int64_t cached = -1;
   for (Choice* other : running_) {
     if (other->lane.committed >= other->prompt || other->request->spec.space != space) {
       continue;
     }
     const int64_t common =
-        std::min(common_prefix(other->tokens, choice.tokens), last) / page * page;
+        std::min(common_prefix(other->tokens, choice.tokens), most) / page * page;
     if (!leads(*other, common)) {
       continue;
     }
     if (cached < 0) {
-      cached = index_.match(space, choice.tokens, last, false);
+      cached = index_.match(space, choice.tokens, most, scores);
     }
     if (common > cached) {
       choice.leader = other->key;
@@ -193,13 +202,15 @@ bool Scheduler::admit_choice(Choice& choice) {
   if (MUTANT(kWrongPosition)) {
     first = choice.request->document_keys;
   }
-  // Looked up and pinned at once, before anything is evicted for the rest.
-  PrefixIndex::Hit hit = index_.acquire(spec.space, choice.tokens, length - 1, false);
+  // Looked up and pinned at once, before anything is evicted for the rest. What decode wrote may
+  // differ in its last bits, and log-probabilities must not.
+  const bool scores = choice.request->scores();
+  PrefixIndex::Hit hit = index_.acquire(spec.space, choice.tokens, cacheable(choice), scores);
   if (MUTANT(kPinAfterLookUp)) {
     const int64_t seen = hit.length;
     hit = {};
     make_room(pool_.geometry().pages_for(length), nullptr);
-    hit = index_.acquire(spec.space, choice.tokens, length - 1, false);
+    hit = index_.acquire(spec.space, choice.tokens, cacheable(choice), scores);
     hit.length = seen;
   }
   Sequence sequence(pool_, groups_, first);

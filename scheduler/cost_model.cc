@@ -14,17 +14,19 @@ double CostModel::rows_us(int64_t rows, int64_t pairs, int64_t logits, bool deco
   return factor(decode_only ? CostKind::kDecode : CostKind::kPrefill) * sum;
 }
 
-double CostModel::more_rows_us(int64_t before, int64_t rows, int64_t pairs) const {
-  return rows_us(before + rows, pairs, 0, false) - (before == 0 ? 0 : rows_us(before, 0, 0, false));
+double CostModel::more_rows_us(int64_t before, int64_t rows, int64_t pairs, int64_t logits) const {
+  return rows_us(before + rows, pairs, logits, false) -
+         (before == 0 ? 0 : rows_us(before, 0, 0, false));
 }
 
-int64_t CostModel::rows_within(int64_t before, int64_t limit, int64_t keys,
+int64_t CostModel::rows_within(int64_t before, int64_t limit, int64_t keys, bool logits,
                                double budget_us) const {
   // more_rows_us grows with rows: the last one that fits is found by halving.
   int64_t fits = 0;
   for (int64_t low = 1, high = limit; low <= high;) {
     const int64_t rows = low + (high - low) / 2;
-    if (more_rows_us(before, rows, rows * keys + rows * (rows - 1) / 2) <= budget_us) {
+    const int64_t pairs = rows * keys + rows * (rows - 1) / 2;
+    if (more_rows_us(before, rows, pairs, logits ? rows : 0) <= budget_us) {
       fits = rows;
       low = rows + 1;
     } else {

@@ -36,11 +36,12 @@ class CostModel {
 
   /// A batch. `decode_only` picks the factor.
   double rows_us(int64_t rows, int64_t pairs, int64_t logits, bool decode_only) const;
-  /// What `rows` more rows add to a batch that has `before` already.
-  double more_rows_us(int64_t before, int64_t rows, int64_t pairs) const;
+  /// What `rows` more rows, `logits` of them with logits, add to a batch that has `before` already.
+  double more_rows_us(int64_t before, int64_t rows, int64_t pairs, int64_t logits) const;
   /// The most rows, up to `limit`, that more_rows_us() allows within `budget_us`; keys: of the
-  /// first of them.
-  int64_t rows_within(int64_t before, int64_t limit, int64_t keys, double budget_us) const;
+  /// first of them; logits: whether every row has them.
+  int64_t rows_within(int64_t before, int64_t limit, int64_t keys, bool logits,
+                      double budget_us) const;
   double tile_us(int64_t rows, int64_t keys, int64_t scored) const;
   double compact_us(int64_t pairs) const {
     return factor(CostKind::kCompact) * c_.copy_us * static_cast<double>(pairs);

@@ -105,7 +105,7 @@ double Scheduler::plan_job_prompt(StepPlan& plan, Job& job, double budget_us, bo
   const auto total = static_cast<int64_t>(job.tokens.size());
   const int64_t limit = std::min(total - lane.planned, config_.rows_max - plan.batch_rows);
   const int64_t keys = job.parent_keys + lane.planned;
-  int64_t rows = cost_.rows_within(plan.batch_rows, limit, keys, budget_us);
+  int64_t rows = cost_.rows_within(plan.batch_rows, limit, keys, false, budget_us);
   if (must) {
     rows = std::max(rows, std::min(limit, kTileRowsLeast));
   }
@@ -113,7 +113,7 @@ double Scheduler::plan_job_prompt(StepPlan& plan, Job& job, double budget_us, bo
     return 0;
   }
   const double cost =
-      cost_.more_rows_us(plan.batch_rows, rows, rows * keys + rows * (rows - 1) / 2);
+      cost_.more_rows_us(plan.batch_rows, rows, rows * keys + rows * (rows - 1) / 2, 0);
   plan.decode_only = false;
   plan.document_rows_us += cost;
   RowsWork& work = plan_rows(plan, lane, job.tokens, job.spec.parent.get(), job.parent_keys, rows);

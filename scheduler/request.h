@@ -36,8 +36,11 @@ struct RequestSpec {
   std::string space;
   std::shared_ptr<const Document> document;  // or null
   std::vector<TokenId> prompt;               // behind the document; not empty
-  int64_t output_max = 1;                    // tokens of every choice
+  int64_t output_max = 1;                    // tokens of every choice; 0: only the prompt
   uint32_t choices = 1;
+  /// How probable each token of the prompt was, but the first. That takes the row before each of
+  /// them: none is read from the prefix cache.
+  bool prompt_logprobs = false;
   bool ignore_end = false;  // go on after end tokens, up to output_max
 };
 
@@ -88,20 +91,21 @@ const char* name_of(JobStage stage);  // "prefill"
 /// What happened to requests and jobs in a commit, in this order.
 struct Event {
   enum class Kind : uint8_t {
-    kStarted,       // key; done: tokens of the prompt that the cache had, total: of the prompt
-    kToken,         // key, token, slot
-    kFinished,      // key, finish
-    kProgress,      // key.request, stage, done, total
-    kFullReady,     // key.request, document: every pair, prefilled
-    kScored,        // key.request, scores
-    kVersionReady,  // key.request, version (index in the spec), document
-    kJobDone,       // key.request
-    kJobFailed,     // key.request, error
+    kStarted,         // key; done: tokens of the prompt that the cache had, total: of the prompt
+    kPromptLogprobs,  // key, slot, total: of so many further tokens of the prompt
+    kToken,           // key, token, slot
+    kFinished,        // key, finish; token and slot if it is kEnd
+    kProgress,        // key.request, stage, done, total
+    kFullReady,       // key.request, document: every pair, prefilled
+    kScored,          // key.request, scores
+    kVersionReady,    // key.request, version (index in the spec), document
+    kJobDone,         // key.request
+    kJobFailed,       // key.request, error
   };
   Kind kind = Kind::kToken;
   ChoiceKey key;
   TokenId token = 0;
-  int64_t slot = 0;  // of the step's result, which knows log-probabilities
+  int64_t slot = 0;  // of the step's result, which knows log-probabilities; or the first target
   FinishReason finish = FinishReason::kEnd;
   JobStage stage = JobStage::kQueued;
   int64_t done = 0;

@@ -113,7 +113,8 @@ double Scheduler::plan_prompts(StepPlan& plan, double budget_us) {
     const int64_t limit =
         std::min(choice.prompt - lane.planned, config_.rows_max - plan.batch_rows);
     const int64_t keys = choice.request->document_keys + lane.planned;
-    int64_t rows = cost_.rows_within(plan.batch_rows, limit, keys, budget_us - used);
+    const bool logits = choice.request->scores();
+    int64_t rows = cost_.rows_within(plan.batch_rows, limit, keys, logits, budget_us - used);
     if (first) {
       rows = std::max(rows, std::min(limit, kLeastRows));
     }
@@ -122,8 +123,8 @@ double Scheduler::plan_prompts(StepPlan& plan, double budget_us) {
       continue;
     }
     first = false;
-    const double cost =
-        cost_.more_rows_us(plan.batch_rows, rows, rows * keys + rows * (rows - 1) / 2);
+    const double cost = cost_.more_rows_us(plan.batch_rows, rows,
+                                           rows * keys + rows * (rows - 1) / 2, logits ? rows : 0);
     used += cost;
     choice.request->tenant->served_us += cost;
     plan.decode_only = false;
@@ -131,7 +132,10 @@ double Scheduler::plan_prompts(StepPlan& plan, double budget_us) {
                                choice.request->document_keys, rows);
     work.key = choice.key;
     work.lane = choice.lane_index;
-    if (lane.planned == choice.prompt) {
+    if (logits) {
+      plan_targets(plan, work, choice);
+    }
+    if (lane.planned == choice.prompt && spec.output_max > 0) {
       work.first_slot = plan.slots;
       work.slots = choice.request->forked ? 1 : spec.choices;
       plan.slots += work.slots;
@@ -141,6 +145,22 @@ double Scheduler::plan_prompts(StepPlan& plan, double budget_us) {
     stats_.rows_prompt += rows;
   }
   return used;
+}
+
+// Of the rows just planned, those that nobody was told of yet. The last row of a prompt has no
+// token of the prompt behind it.
+void Scheduler::plan_targets(StepPlan& plan, RowsWork& work, const Choice& choice) {
+  const std::vector<TokenId>& prompt = choice.request->spec.prompt;
+  const int64_t begin = choice.lane.planned - work.rows;
+  const int64_t first = std::max(begin, choice.request->scored);
+  const int64_t end = std::min(choice.lane.planned, ssize(prompt) - 1);
+  if (first >= end) {
+    return;
+  }
+  work.target_row = first - begin;
+  work.targets = end - first;
+  work.first_target = ssize(plan.targets);
+  plan.targets.insert(plan.targets.end(), prompt.begin() + first + 1, prompt.begin() + end + 1);
 }
 
 RowsWork& Scheduler::plan_rows(StepPlan& plan, Lane& lane, const std::vector<TokenId>& tokens,
@@ -226,7 +246,13 @@ void Scheduler::commit_rows(const RowsWork& work, const StepResult& result) {
   lane.sequence->drop_behind(MUTANT(kWindowDroppedEarly) ? lane.planned : lane.committed);
   // Others may wait for this prefix.
   admission_due_ = admission_due_ || prompt;
+  if (work.targets > 0 && !commit_targets(*choice, work, result)) {
+    return;
+  }
   if (work.slots == 0) {
+    if (choice->request->spec.output_max == 0 && lane.committed == choice->prompt) {
+      finish(*choice, FinishReason::kLength);
+    }
     return;
   }
   --choice->pending;
@@ -234,6 +260,25 @@ void Scheduler::commit_rows(const RowsWork& work, const StepResult& result) {
     fork(*choice, work, result);
   }
   accept(*choice, result.tokens[static_cast<size_t>(work.first_slot)], work.first_slot);
+}
+
+// False: that was its end.
+bool Scheduler::commit_targets(Choice& choice, const RowsWork& work, const StepResult& result) {
+  const auto targets =
+      std::span(result.targets)
+          .subspan(static_cast<size_t>(work.first_target), static_cast<size_t>(work.targets));
+  if (std::any_of(targets.begin(), targets.end(),
+                  [](const TokenLogprob& target) { return target.token < 0; })) {
+    finish(choice, FinishReason::kFailed);
+    return false;
+  }
+  int64_t& scored = choice.request->scored;
+  CHECK_EQ(scored, choice.lane.committed - work.rows + work.target_row);
+  scored += work.targets;
+  Event& event = emit(Event::Kind::kPromptLogprobs, choice.key);
+  event.slot = work.first_target;
+  event.total = work.targets;
+  return true;
 }
 
 void Scheduler::publish(Lane& lane, const std::string& space, const std::vector<TokenId>& tokens,
@@ -286,7 +331,7 @@ void Scheduler::accept(Choice& choice, TokenId token, int64_t slot) {
   }
   if (!spec.ignore_end &&
       std::binary_search(config_.end_tokens.begin(), config_.end_tokens.end(), token)) {
-    finish(choice, FinishReason::kEnd);
+    finish(choice, FinishReason::kEnd, token, slot);
     return;
   }
   choice.tokens.push_back(token);
@@ -315,9 +360,13 @@ Choice& Scheduler::add_choice(RequestState& request, uint32_t number) {
   return *(request.choices[number] = std::move(choice));
 }
 
-void Scheduler::finish(Choice& choice, FinishReason reason) {
+// `token` and `slot`: of the end token, if that is the reason.
+void Scheduler::finish(Choice& choice, FinishReason reason, TokenId token, int64_t slot) {
   RequestState& request = *choice.request;
-  emit(Event::Kind::kFinished, choice.key).finish = reason;
+  Event& event = emit(Event::Kind::kFinished, choice.key);
+  event.finish = reason;
+  event.token = token;
+  event.slot = slot;
   // Choices that were to be forked from it end with it.
   for (uint32_t k = 1; k < request.spec.choices && !request.forked; ++k) {
     emit(Event::Kind::kFinished, {choice.key.request, k}).finish = reason;

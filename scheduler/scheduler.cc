@@ -29,6 +29,7 @@ void StepPlan::clear() {
   selects.clear();
   compacts.clear();
   tokens.clear();
+  targets.clear();
   view_count = 0;
   slots = 0;
   batch_rows = 0;
@@ -45,6 +46,7 @@ void StepResult::clear() {
   tokens.clear();
   logprobs.clear();
   tops.clear();
+  targets.clear();
   selections.clear();
   rows_us = 0;
   tiles_us = 0;
@@ -130,7 +132,7 @@ int64_t Scheduler::output_room(const RequestSpec& spec) const {
 
 Admission Scheduler::submit(RequestSpec spec, TimeUs now) {
   CHECK(!spec.prompt.empty());
-  CHECK_GT(spec.output_max, 0);
+  CHECK_GE(spec.output_max, 0);
   CHECK_GT(spec.choices, 0u);
   CHECK(!requests_.contains(spec.id) && !jobs_.contains(spec.id));
   now_ = now;
@@ -256,7 +258,8 @@ const StepPlan* Scheduler::schedule(TimeUs now) {
   const bool starve = MUTANT(kStarvationByScoring) && background;
   const double used = starve ? 0 : plan_prompts(plan, background ? room - floor * budget : room);
   plan_jobs(plan, room - used, floor * budget);
-  plan.rows_us = cost_.rows_us(plan.batch_rows, plan.pairs, plan.slots, plan.decode_only);
+  const int64_t logits = plan.slots + ssize(plan.targets);
+  plan.rows_us = cost_.rows_us(plan.batch_rows, plan.pairs, logits, plan.decode_only);
   if (plan.empty()) {
     copies_in_flight_.pop_back();
     --step_;
@@ -282,6 +285,7 @@ void Scheduler::commit(const StepResult& result, TimeUs now) {
     }
   } else {
     CHECK_EQ(static_cast<int64_t>(result.tokens.size()), plan.slots);
+    CHECK_EQ(result.targets.size(), plan.targets.size());
     CHECK_EQ(result.selections.size(), plan.selects.size());
     commit_batch(plan, result);
     for (const ScoreTile& tile : plan.tiles) {

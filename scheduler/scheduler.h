@@ -116,6 +116,7 @@ class Scheduler {
   void enter(Lane& lane, Sequence sequence, const PrefixIndex::Hit& hit, int64_t blocks);
   void add_running(Choice& choice);
   bool waits_for_leader(Choice& choice);
+  static int64_t cacheable(const Choice& choice);
   int64_t blocks_for(const Sequence& sequence, int64_t length) const;
   bool fits(const RequestSpec& spec, int64_t output) const;
   int64_t blocks_for_fork(const RequestSpec& spec) const;
@@ -138,13 +139,15 @@ class Scheduler {
   double plan_prompts(StepPlan& plan, double budget_us);
   RowsWork& plan_rows(StepPlan& plan, Lane& lane, const std::vector<TokenId>& tokens,
                       const Document* document, int64_t document_keys, int64_t rows);
+  static void plan_targets(StepPlan& plan, RowsWork& work, const Choice& choice);
+  bool commit_targets(Choice& choice, const RowsWork& work, const StepResult& result);
   void commit_batch(const StepPlan& plan, const StepResult& result);
   void commit_rows(const RowsWork& work, const StepResult& result);
   void publish(Lane& lane, const std::string& space, const std::vector<TokenId>& tokens,
                KvOrigin origin);
   void fork(Choice& choice, const RowsWork& work, const StepResult& result);
   void accept(Choice& choice, TokenId token, int64_t slot);
-  void finish(Choice& choice, FinishReason reason);
+  void finish(Choice& choice, FinishReason reason, TokenId token = 0, int64_t slot = 0);
   Choice& add_choice(RequestState& request, uint32_t number);
   Choice* find(const RowsWork& work);
   Choice* find(ChoiceKey key) const;

@@ -38,6 +38,10 @@ struct RowsWork {
   int64_t first_view = 0;      // of StepPlan::views, one for each KV group
   int64_t first_slot = 0;      // the last row's logits are sampled `slots` times,
   int64_t slots = 0;           // for choices key.choice, key.choice + 1, ...
+  // Rows [target_row, target_row + targets) are asked how probable the token behind each was.
+  int64_t target_row = 0;
+  int64_t targets = 0;
+  int64_t first_target = 0;  // of StepPlan::targets
 };
 
 /// The pairs of a partly filled last block, copied for a fork.
@@ -85,7 +89,8 @@ struct StepPlan {
   std::vector<SelectWork> selects;
   std::vector<CompactWork> compacts;
   std::vector<TokenId> tokens;
-  std::vector<KvView> views;  // the first view_count of them; the rest is room of earlier steps
+  std::vector<TokenId> targets;  // tokens of prompts whose log-probabilities are asked for
+  std::vector<KvView> views;     // the first view_count of them; the rest is room of earlier steps
   int64_t view_count = 0;
   int64_t slots = 0;
   int64_t batch_rows = 0;  // all rows together
@@ -116,6 +121,15 @@ struct StepPlan {
 struct TopLogprob {
   TokenId token = 0;
   float logprob = 0;
+  friend bool operator==(const TopLogprob&, const TopLogprob&) = default;
+};
+
+/// How probable the model found a token of a prompt.
+struct TokenLogprob {
+  TokenId token = 0;  // negative: the logits are not numbers
+  float logprob = 0;
+  std::vector<TopLogprob> tops;
+  friend bool operator==(const TokenLogprob&, const TokenLogprob&) = default;
 };
 
 struct StepResult {
@@ -126,6 +140,7 @@ struct StepResult {
   std::vector<TokenId> tokens;                // [slots]; negative: could not be sampled
   std::vector<float> logprobs;                // [slots], of the tokens; empty: nobody asked
   std::vector<std::vector<TopLogprob>> tops;  // [slots], likewise
+  std::vector<TokenLogprob> targets;          // [targets]
   std::vector<Selection> selections;          // [selects]
   // What the parts took, in microseconds; 0: not measured.
   double rows_us = 0;

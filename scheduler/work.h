@@ -67,7 +67,13 @@ struct RequestState {
   int64_t document_keys = 0;  // that a row reads of the document, on average over the heads
   bool started = false;       // it was admitted once
   bool forked = false;        // all choices exist
+  int64_t scored = 0;         // rows of the prompt whose log-probabilities were told
   std::map<uint32_t, std::unique_ptr<Choice>> choices;
+
+  /// Some log-probabilities of the prompt are still to be told.
+  bool scores() const {
+    return spec.prompt_logprobs && scored < static_cast<int64_t>(spec.prompt.size()) - 1;
+  }
 };
 
 struct Job {

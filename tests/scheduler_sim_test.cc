@@ -48,6 +48,8 @@ TEST(SchedulerSim, Swarm) {
                            "forked",
                            "copied tails",
                            "fenced",
+                           "log-probabilities of a prompt",
+                           "a scored row computed again",
                            "stopped",
                            "stopped after its end",
                            "burst",

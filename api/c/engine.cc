@@ -83,6 +83,7 @@ std::vector<TokenId> prompt_of(const OpenModel& model, const pagezip_generate_re
 GenerateRequest generate_request(const OpenModel& model, const pagezip_generate_request* from) {
   const auto c = read_struct(from, "pagezip_generate_request");
   require(c.stops != nullptr || c.stop_count == 0, "stops is null");
+  require(c.output_max > 0, "output_max must be at least 1");
   Requester requester = requester_of(c.requester);
   GenerateRequest request;
   request.tenant = std::move(requester.tenant);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,7 @@ class FakeDevice : public Device {
       run_copy(plan, copy);
     }
     result.tokens.assign(static_cast<size_t>(plan.slots), 0);
+    result.targets.resize(plan.targets.size());
     for (const RowsWork& rows : plan.rows) {
       run_rows(plan, rows, result);
     }
@@ -187,10 +189,26 @@ class FakeDevice : public Device {
         }
       });
     }
+    run_targets(plan, rows, std::span(*own).subspan(static_cast<size_t>(begin)), result);
     for (int64_t i = 0; i < rows.slots; ++i) {
       result.tokens[static_cast<size_t>(rows.first_slot + i)] =
           next_token((*own)[static_cast<size_t>(begin + rows.rows - 1)],
                      rows.key.choice + static_cast<uint32_t>(i), shape_.vocab);
+    }
+  }
+
+  // `pairs`: of the rows.
+  void run_targets(const StepPlan& plan, const RowsWork& rows, std::span<const uint64_t> pairs,
+                   StepResult& result) {
+    if (rows.target_row < 0 || rows.target_row + rows.targets > rows.rows) {
+      fail("targets outside their rows");
+      return;
+    }
+    for (int64_t i = 0; i < rows.targets; ++i) {
+      const auto at = static_cast<size_t>(rows.first_target + i);
+      const TokenId target = plan.targets[at];
+      const uint64_t pair = pairs[static_cast<size_t>(rows.target_row + i)];
+      result.targets[at] = {target, logprob(pair, target), {}};
     }
   }
 

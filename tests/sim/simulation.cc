@@ -197,6 +197,10 @@ void Simulation::submit_request() {
   }
   spec.output_max = prng_.range(1, options_.output_max);
   spec.choices = prng_.chance(0.2) ? static_cast<uint32_t>(prng_.range(2, 4)) : 1;
+  spec.prompt_logprobs = prng_.chance(0.2);
+  if (spec.prompt_logprobs && prng_.chance(0.3)) {
+    spec.output_max = 0;
+  }
   submit(std::move(spec), on);
 }
 
@@ -212,6 +216,9 @@ void Simulation::submit(RequestSpec spec, const DocumentTruth* on) {
   if (admission == Admission::kAccepted) {
     for (uint32_t k = 0; k < spec.choices; ++k) {
       open_[spec.id][k] = {};
+    }
+    if (spec.prompt_logprobs) {
+      scored_[spec.id] = 1;  // the first token has none
     }
   }
 }
@@ -317,6 +324,14 @@ bool Simulation::plan() {
     planned_.push_back(plan);
     marks_["copied tails"] += static_cast<int64_t>(plan->copies.size());
     marks_["fenced"] += scheduler_->fences();
+    for (const RowsWork& work : plan->rows) {
+      const auto scored = scored_.find(work.key.request);
+      if (!work.document_job && scored != scored_.end()) {
+        const int64_t row = work.first_position - truth_.choices.at(work.key).position;
+        marks_["a scored row computed again"] +=
+            row < static_cast<int64_t>(scored->second) - 1 ? 1 : 0;
+      }
+    }
     check_progress(*plan);
     trace(*plan);
   }
@@ -328,15 +343,14 @@ bool Simulation::plan() {
 void Simulation::run_and_commit() {
   const StepPlan& plan = *planned_.front();
   planned_.pop_front();
-  StepResult result;
-  device_.run(plan, result);
+  device_.run(plan, result_);
   fail(device_.failure());
   const double noise = 0.5 + prng_.uniform();
-  result.rows_us = plan.rows_us * noise;
-  result.tiles_us = plan.tiles_us * noise;
-  result.compacts_us = plan.compacts_us * noise;
-  marks_["failed step"] += result.failed ? 1 : 0;
-  scheduler_->commit(result, now_);
+  result_.rows_us = plan.rows_us * noise;
+  result_.tiles_us = plan.tiles_us * noise;
+  result_.compacts_us = plan.compacts_us * noise;
+  marks_["failed step"] += result_.failed ? 1 : 0;
+  scheduler_->commit(result_, now_);
   take_events();
 }
 

@@ -90,6 +90,7 @@ class Simulation {
   void plan_and_run(bool faults);
   void trace(const StepPlan& plan);
   void take_events();
+  void on_prompt_logprobs(const Event& event);
   void on_token(const Event& event);
   void on_finished(const Event& event);
   void on_document(const Event& event, bool compressed);
@@ -108,11 +109,13 @@ class Simulation {
   std::unique_ptr<Scheduler> scheduler_;
   FakeDevice device_;
   std::deque<const StepPlan*> planned_;
+  StepResult result_;  // of the step that was committed last
   std::vector<Event> events_;
   std::map<WorkId, std::map<uint32_t, Progress>> open_;  // requests
   std::map<WorkId, bool> jobs_;                          // finished?
   std::map<WorkId, bool> cancelled_;
-  std::map<WorkId, size_t> prompts_;         // tokens
+  std::map<WorkId, size_t> prompts_;  // tokens
+  std::map<WorkId, size_t> scored_;  // tokens of the prompt whose log-probabilities came; who asked
   std::multimap<int64_t, ChoiceKey> stops_;  // by the tick in which they come
   std::vector<std::vector<TokenId>> texts_;  // shared beginnings
   WorkId next_id_ = 1;

@@ -41,6 +41,9 @@ void Simulation::take_events() {
       case Event::Kind::kStarted:
         marks_["prefix hit"] += event.done > 0 ? 1 : 0;
         break;
+      case Event::Kind::kPromptLogprobs:
+        on_prompt_logprobs(event);
+        break;
       case Event::Kind::kToken:
         on_token(event);
         break;
@@ -78,6 +81,25 @@ void Simulation::take_events() {
   events_.clear();  // and with them, documents
 }
 
+// Every token of the prompt once, in order.
+void Simulation::on_prompt_logprobs(const Event& event) {
+  const auto found = open_.find(event.key.request);
+  if (found == open_.end() || !scored_.contains(event.key.request) || event.total <= 0) {
+    return fail("log-probabilities that nobody waits for");
+  }
+  const ChoiceTruth& truth = truth_.choices.at(event.key);
+  size_t& scored = scored_.at(event.key.request);
+  for (int64_t i = 0; i < event.total; ++i, ++scored) {
+    const TokenLogprob& target = result_.targets.at(static_cast<size_t>(event.slot + i));
+    if (scored >= prompts_.at(event.key.request) || target.token != truth.tokens[scored] ||
+        target.logprob != logprob(truth.pairs[scored - 1], target.token)) {
+      return fail("request " + std::to_string(event.key.request) +
+                  " got a wrong log-probability of its prompt");
+    }
+  }
+  ++marks_["log-probabilities of a prompt"];
+}
+
 void Simulation::on_token(const Event& event) {
   const auto found = open_.find(event.key.request);
   if (found == open_.end() || found->second.at(event.key.choice).finished) {
@@ -85,6 +107,10 @@ void Simulation::on_token(const Event& event) {
   }
   const ChoiceTruth& truth = truth_.choices.at(event.key);
   Progress& progress = found->second.at(event.key.choice);
+  const auto scored = scored_.find(event.key.request);
+  if (scored != scored_.end() && scored->second != prompts_.at(event.key.request)) {
+    fail("a token before the log-probabilities of the prompt");
+  }
   const size_t at = progress.outputs++;
   const size_t index = prompts_.at(event.key.request) + at;
   if (index >= truth.tokens.size() || truth.tokens[index] != event.token) {
@@ -102,7 +128,10 @@ void Simulation::on_finished(const Event& event) {
   const size_t outputs = truth.tokens.size() - prompts_.at(event.key.request);
   const bool early =
       event.finish == FinishReason::kCancelled || event.finish == FinishReason::kStopString;
-  if (progress.finished || (early && !cancelled_.contains(event.key.request)) ||
+  const auto scored = scored_.find(event.key.request);
+  const bool unscored = scored != scored_.end() && scored->second != prompts_.at(event.key.request);
+  if (progress.finished || (!early && unscored) ||
+      (early && !cancelled_.contains(event.key.request)) ||
       (!early && (progress.outputs != outputs || event.finish != truth.finish))) {
     fail("request " + std::to_string(event.key.request) + " finished wrongly");
   }

@@ -40,6 +40,11 @@ inline TokenId next_token(uint64_t fingerprint, uint32_t choice, int vocab) {
   return static_cast<TokenId>(mix(fingerprint, choice + 1000) % static_cast<uint64_t>(vocab));
 }
 
+/// Of a prompt's token behind a pair.
+inline float logprob(uint64_t fingerprint, TokenId token) {
+  return -static_cast<float>(mix(fingerprint, static_cast<uint64_t>(token)) % 100);
+}
+
 /// Of few values, so that there are many ties.
 inline float score(uint64_t fingerprint, int layer, int head) {
   return -static_cast<float>(mix(fingerprint, static_cast<uint64_t>(layer * 8 + head)) % 12);
