@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "api/http/api_error.h"
+#include "api/http/completion_logprobs.h"
 #include "api/http/documents.h"
 #include "api/http/json_text.h"
 #include "api/http/target.h"
@@ -30,10 +31,11 @@ json::value null_or(const json::object& object) {
 // ---- one request's way back ----
 
 struct ChoiceState {
+  explicit ChoiceState(const Tokenizer& tokenizer) : logprobs(tokenizer) {}
   std::string text;  // unless streamed
   json::array chat_logprobs;
-  json::array tokens, token_logprobs, top_logprobs, text_offsets;
-  size_t offset = 0;  // of the next token's text
+  CompletionLogprobs logprobs;
+  bool echoed = false;
   std::optional<FinishReason> finish;
 };
 
@@ -63,7 +65,7 @@ class Generation {
     for (std::vector<TokenId>& prompt : prompts) {
       GenerateRequest request = form_.request;
       if (form_.echo) {
-        echoes_.push_back(service_.model().tokenizer().decode(prompt, false));
+        echoes_.push_back({service_.model().tokenizer().decode(prompt, false), prompt.front(), {}});
       }
       prompt_tokens_ += static_cast<int64_t>(prompt.size());
       request.prompt = std::move(prompt);
@@ -73,7 +75,9 @@ class Generation {
       }
       streams_.push_back(std::move(stream));
     }
-    choices_.resize(streams_.size() * form_.request.choices);
+    for (size_t i = 0; i < streams_.size() * form_.request.choices; ++i) {
+      choices_.emplace_back(service_.model().tokenizer());
+    }
   }
 
   asio::awaitable<void> run() {
@@ -166,7 +170,12 @@ class Generation {
         if (event->refusal) {
           throw error_of(*event->refusal);
         }
-        take(p, *event, events);
+        if (event->prompt.empty()) {
+          take(p, *event, events);
+        } else {
+          std::vector<TokenLogprob>& others = echoes_[p].others;
+          std::move(event->prompt.begin(), event->prompt.end(), std::back_inserter(others));
+        }
       }
     }
     return events;
@@ -175,13 +184,8 @@ class Generation {
   void take(size_t prompt, const OutputEvent& event, std::string& events) {
     const size_t index = prompt * form_.request.choices + event.choice;
     ChoiceState& choice = choices_[index];
-    if (event.token) {
-      if (predicted_++ == 0) {
-        first_token_ = std::chrono::steady_clock::now();
-        if (form_.stream) {
-          add_first_events(events);
-        }
-      }
+    if (event.token && predicted_++ == 0) {
+      first_token_ = std::chrono::steady_clock::now();
     }
     if (event.finish) {
       if (*event.finish == FinishReason::kFailed) {
@@ -192,13 +196,16 @@ class Generation {
       }
       choice.finish = event.finish;
     }
+    if (form_.stream) {
+      add_roles(events);
+    }
+    if (form_.echo && !std::exchange(choice.echoed, true)) {
+      add_echo(index, events);
+    }
     const json::object logprobs = logprobs_of(event, choice);
     if (!form_.stream) {
       choice.text += event.text;
       return;
-    }
-    if (predicted_ == 0) {
-      add_first_events(events);  // a request that ends without a token
     }
     if (event.text.empty() && logprobs.empty() && !event.finish) {
       return;
@@ -246,24 +253,35 @@ class Generation {
     events += "data: " + to_text(chunk) + "\n\n";
   }
 
-  // Roles and echoes, before the first token of any choice.
-  void add_first_events(std::string& events) {
-    if (std::exchange(begun_, true)) {
+  // Before the first token of any choice.
+  void add_roles(std::string& events) {
+    if (std::exchange(begun_, true) || !form_.chat) {
       return;
     }
     for (size_t index = 0; index < choices_.size(); ++index) {
-      if (form_.chat) {
-        json::object one = choice_json(index, {});
-        one["finish_reason"] = nullptr;
-        one["delta"] = {{"role", "assistant"}, {"content", nullptr}};
-        add_event(events, std::move(one));
-      } else if (form_.echo) {
-        json::object one = choice_json(index, {});
-        one["finish_reason"] = nullptr;
-        one["text"] = echoes_[index / form_.request.choices];
-        add_event(events, std::move(one));
-      }
+      json::object one = choice_json(index, {});
+      one["finish_reason"] = nullptr;
+      one["delta"] = {{"role", "assistant"}, {"content", nullptr}};
+      add_event(events, std::move(one));
     }
+  }
+
+  // Before a choice's first token, or its end if it has none.
+  void add_echo(size_t index, std::string& events) {
+    const EchoedPrompt& prompt = echoes_[index / form_.request.choices];
+    ChoiceState& choice = choices_[index];
+    if (form_.request.prompt_logprobs >= 0) {
+      choice.logprobs.add(prompt);
+    }
+    if (!form_.stream) {
+      choice.text = prompt.text;
+      return;
+    }
+    json::object one = choice_json(
+        index, form_.request.prompt_logprobs >= 0 ? choice.logprobs.take() : json::object());
+    one["finish_reason"] = nullptr;
+    one["text"] = prompt.text;
+    add_event(events, std::move(one));
   }
 
   void add_event(std::string& events, json::object choice) const {
@@ -291,11 +309,15 @@ class Generation {
   // Remembers them too, for the whole reply.
   json::object logprobs_of(const OutputEvent& event, ChoiceState& choice) {
     json::object result;
-    if (form_.request.top_logprobs < 0 || !event.token) {
+    // As OpenAI's, the end token is among an echo's log-probabilities: lm-eval takes all but the
+    // last token for the prompt's.
+    const std::optional<TokenId> token =
+        form_.echo && event.end_token ? event.end_token : event.token;
+    if (form_.request.top_logprobs < 0 || !token) {
       return result;
     }
     if (form_.chat) {
-      json::object one = token_logprob(*event.token, event.logprob);
+      json::object one = token_logprob(*token, event.logprob);
       json::array tops;
       for (const TopLogprob& top : event.tops) {
         tops.push_back(token_logprob(top.token, top.logprob));
@@ -308,23 +330,8 @@ class Generation {
       result["refusal"] = nullptr;
       return result;
     }
-    const std::string piece = to_valid_utf8(service_.model().tokenizer().piece(*event.token));
-    json::object tops;
-    for (const TopLogprob& top : event.tops) {
-      tops[to_valid_utf8(service_.model().tokenizer().piece(top.token))] = top.logprob;
-    }
-    if (!form_.stream) {
-      choice.tokens.emplace_back(piece);
-      choice.token_logprobs.emplace_back(event.logprob);
-      choice.top_logprobs.push_back(tops);
-      choice.text_offsets.emplace_back(choice.offset);
-    }
-    result["tokens"] = json::array{json::value(piece)};
-    result["token_logprobs"] = json::array{json::value(event.logprob)};
-    result["top_logprobs"] = json::array{json::value(std::move(tops))};
-    result["text_offset"] = json::array{json::value(choice.offset)};
-    choice.offset += piece.size();
-    return result;
+    choice.logprobs.add(*token, event.logprob, event.tops);
+    return form_.stream ? choice.logprobs.take() : result;
   }
 
   // The fields that a reply and every event of a stream share.
@@ -388,25 +395,22 @@ class Generation {
     return document;
   }
 
-  json::object whole() const {
+  json::object whole() {
     json::array choices;
     for (size_t index = 0; index < choices_.size(); ++index) {
-      const ChoiceState& choice = choices_[index];
+      ChoiceState& choice = choices_[index];
       json::object logprobs;
       if (form_.request.top_logprobs >= 0 && form_.chat) {
         logprobs["content"] = choice.chat_logprobs;
         logprobs["refusal"] = nullptr;
       } else if (form_.request.top_logprobs >= 0) {
-        logprobs["tokens"] = choice.tokens;
-        logprobs["token_logprobs"] = choice.token_logprobs;
-        logprobs["top_logprobs"] = choice.top_logprobs;
-        logprobs["text_offset"] = choice.text_offsets;
+        logprobs = choice.logprobs.take();
       }
       json::object one = choice_json(index, logprobs);
       if (form_.chat) {
         one["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
       } else {
-        one["text"] = (form_.echo ? echoes_[index / form_.request.choices] : "") + choice.text;
+        one["text"] = choice.text;
       }
       choices.push_back(std::move(one));
     }
@@ -468,7 +472,7 @@ class Generation {
   const SteadyTime start_;
   SteadyTime first_token_;
   std::vector<std::shared_ptr<OutputStream>> streams_;  // one for each prompt
-  std::vector<std::string> echoes_;                     // likewise, if asked for
+  std::vector<EchoedPrompt> echoes_;                    // likewise, if asked for
   std::vector<ChoiceState> choices_;                    // prompt by prompt
   int64_t prompt_tokens_ = 0;
   int64_t predicted_ = 0;

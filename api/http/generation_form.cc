@@ -263,18 +263,14 @@ GenerationForm read_completion(const json::object& object, const Service& servic
     throw ApiError(501, "not_supported", "'suffix' is not supported", "suffix");
   }
   form.request.document = body.text("document_id").value_or("");
+  form.echo = body.boolean("echo").value_or(false);
   form.request.output_max = output_max(body, service, kCompletionTokens);
-  if (form.request.output_max == 0) {
-    body.fail("max_tokens", "must be at least 1");
+  if (form.request.output_max == 0 && !form.echo) {
+    body.fail("max_tokens", "must be at least 1 without echo");
   }
   if (const auto tops = body.integer("logprobs", 0, kTopLogprobsMax)) {
     form.request.top_logprobs = static_cast<int>(*tops);
-  }
-  form.echo = body.boolean("echo").value_or(false);
-  if (form.echo && form.request.top_logprobs >= 0) {
-    throw ApiError(400, "not_supported",
-                   "'echo' with 'logprobs' is not supported: the prompt's own are not computed",
-                   "echo");
+    form.request.prompt_logprobs = form.echo ? form.request.top_logprobs : -1;
   }
   read_prompts(body, service.vocabulary(), form);
   return form;

@@ -1,4 +1,6 @@
 // From messages and texts to the tokens that the model reads.
+#include <fmt/format.h>
+
 #include <functional>
 #include <utility>
 
@@ -8,6 +10,28 @@
 
 namespace pagezip::http {
 namespace {
+
+// Log-probabilities of prompts in one reply, where every choice repeats them.
+constexpr size_t kPromptLogprobsMax = size_t{1} << 21;
+
+void check_logprobs(const GenerateRequest& request,
+                    const std::vector<std::vector<TokenId>>& prompts) {
+  if (request.prompt_logprobs < 0) {
+    return;
+  }
+  size_t tokens = 0;
+  for (const std::vector<TokenId>& prompt : prompts) {
+    tokens += prompt.size();
+  }
+  const auto each = static_cast<size_t>(request.prompt_logprobs) + 1;
+  if (tokens * request.choices * each > kPromptLogprobsMax) {
+    throw ApiError(400, "invalid_value",
+                   fmt::format("'echo' with 'logprobs' would give more than {} log-probabilities: "
+                               "ask for fewer prompts, choices or logprobs",
+                               kPromptLogprobsMax),
+                   "logprobs");
+  }
+}
 
 std::vector<TokenId> encode_text(const Tokenizer& tokenizer, const std::string& text,
                                  bool behind_document) {
@@ -81,6 +105,7 @@ asio::awaitable<std::vector<std::vector<TokenId>>> make_prompts(const Generation
                             ? encode_chat(model, form.messages, now)
                             : encode_question(model, form.messages, form.document_at, prefix, now));
     }
+    check_logprobs(form.request, prompts);
     return prompts;
   };
   co_return co_await service.on_worker(work);

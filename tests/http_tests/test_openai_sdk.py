@@ -77,6 +77,28 @@ def test_completions(client):
     assert tokens.choices[0].text == reply.choices[0].text.removeprefix("One, two, three,")
 
 
+def test_likelihoods_as_lm_eval_asks_for_them(client, smollm2):
+    """Its `local-completions` sends token ids, and takes [context length : -1] of what comes."""
+    def encode(text):
+        return smollm2.request("POST", "/tokenize", {"content": text}).json["tokens"]
+
+    context = encode("The capital of France is")
+    continuations = [" Paris", " banana", " Berlin"]
+    reply = client.completions.create(
+        model="smollm2", prompt=[context + encode(text) for text in continuations], echo=True,
+        max_tokens=1, logprobs=1, temperature=0, seed=1234)
+    sums, greedy = [], []
+    for choice in reply.choices:
+        theirs = slice(len(context), -1)
+        logprobs = choice.logprobs.token_logprobs[theirs]
+        assert logprobs
+        sums.append(sum(logprobs))
+        greedy.append(all(logprob == max(tops.values()) for logprob, tops in zip(
+            logprobs, choice.logprobs.top_logprobs[theirs])))
+    assert sums[0] > sums[2] > sums[1]
+    assert greedy == [True, False, False]
+
+
 def test_progress_of_a_long_prompt(client):
     long = [{"role": "user", "content": "one two three four five six seven " * 250}]
     chunks = list(client.chat.completions.create(
