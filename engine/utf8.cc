@@ -1,5 +1,7 @@
 #include "engine/utf8.h"
 
+#include <algorithm>
+
 namespace pagezip {
 namespace {
 
@@ -85,6 +87,11 @@ size_t valid_utf8_bytes(std::string_view text) {
     at += next.bytes;
   }
   return at;
+}
+
+int64_t count_characters(std::string_view utf8) {
+  return std::count_if(utf8.begin(), utf8.end(),
+                       [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
 }
 
 std::string to_printable(std::string_view text, size_t max_bytes) {

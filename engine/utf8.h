@@ -32,6 +32,9 @@ std::string to_valid_utf8(std::string_view text);
 /// Bytes of the longest start of `text` that is valid UTF-8.
 size_t valid_utf8_bytes(std::string_view text);
 
+/// Characters (code points) of valid UTF-8.
+int64_t count_characters(std::string_view utf8);
+
 /// Untrusted text for an error line: cut after `max_bytes`, all but printable ASCII as '?'.
 std::string to_printable(std::string_view text, size_t max_bytes = 64);
 

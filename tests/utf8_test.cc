@@ -41,6 +41,11 @@ TEST(Utf8, BrokenPartsBecomeReplacementCharacters) {
   EXPECT_EQ(valid_utf8_bytes("ab\xe2\x82"), 2u);
 }
 
+TEST(Utf8, CountsCharacters) {
+  EXPECT_EQ(count_characters(""), 0);
+  EXPECT_EQ(count_characters("a\xc3\xbc\xe2\x82\xac\xf0\x9f\x98\x80"), 4);
+}
+
 TEST(Utf8, PrintableTextIsShortAscii) {
   EXPECT_EQ(to_printable("a b~"), "a b~");
   EXPECT_EQ(to_printable("a\n\x7f\xc3\xa9"), "a????");

@@ -1,23 +1,13 @@
 #include "api/http/completion_logprobs.h"
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 
 #include "engine/utf8.h"
 
 namespace pagezip::http {
-namespace {
 
 namespace json = boost::json;
-
-// Code points of valid UTF-8.
-size_t characters(std::string_view text) {
-  return static_cast<size_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) >> 6) != 2; }));
-}
-
-}  // namespace
 
 std::string CompletionLogprobs::name(TokenId token) const {
   return to_valid_utf8(tokenizer_.piece(token));
@@ -26,7 +16,7 @@ std::string CompletionLogprobs::name(TokenId token) const {
 void CompletionLogprobs::add_text(TokenId token) {
   tokens_.emplace_back(name(token));
   offsets_.push_back(offset_);
-  offset_ += characters(decoder_.feed(token));
+  offset_ += count_characters(decoder_.feed(token));
 }
 
 void CompletionLogprobs::add(TokenId token, float logprob, const std::vector<TopLogprob>& tops) {
@@ -48,11 +38,11 @@ void CompletionLogprobs::add(const EchoedPrompt& prompt) {
   for (const TokenLogprob& other : prompt.others) {
     add(other.token, other.logprob, other.tops);
   }
-  offset_ += characters(decoder_.flush());
+  offset_ += count_characters(decoder_.flush());
   // A space that the tokenizer put in front is in the first token, but not in the text.
-  const size_t length = characters(prompt.text);
-  const size_t in_front = offset_ - std::min(offset_, length);
-  for (size_t& offset : offsets_) {
+  const int64_t length = count_characters(prompt.text);
+  const int64_t in_front = offset_ - std::min(offset_, length);
+  for (int64_t& offset : offsets_) {
     offset -= std::min(offset, in_front);
   }
   offset_ = length;
@@ -64,7 +54,7 @@ json::object CompletionLogprobs::take() {
   result["token_logprobs"] = std::exchange(logprobs_, {});
   result["top_logprobs"] = std::exchange(tops_, {});
   json::array& offsets = result["text_offset"].emplace_array();
-  for (const size_t offset : std::exchange(offsets_, {})) {
+  for (const int64_t offset : std::exchange(offsets_, {})) {
     offsets.emplace_back(offset);
   }
   return result;

@@ -4,7 +4,7 @@
 
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
-#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -39,8 +39,8 @@ class CompletionLogprobs {
 
   const Tokenizer& tokenizer_;
   StreamDecoder decoder_;
-  size_t offset_ = 0;  // of the next token's text, in characters
-  std::vector<size_t> offsets_;
+  int64_t offset_ = 0;  // of the next token's text, in characters
+  std::vector<int64_t> offsets_;
   boost::json::array tokens_, logprobs_, tops_;
 };
 

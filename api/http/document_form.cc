@@ -18,11 +18,6 @@ constexpr size_t kRatiosMax = 8;
 constexpr int64_t kMetadataKeyMax = 64;     // characters
 constexpr int64_t kMetadataValueMax = 512;  // likewise
 
-int64_t characters(std::string_view utf8) {
-  return std::count_if(utf8.begin(), utf8.end(),
-                       [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
-}
-
 void add_ratio(DocumentForm& form, double ratio) {
   if (ratio >= 1) {
     form.keep_full = true;
@@ -205,8 +200,8 @@ std::vector<Part> split_parts(std::string_view body, const std::string& boundary
 std::map<std::string, std::string> read_metadata(const json::object& metadata) {
   std::map<std::string, std::string> pairs;
   for (const auto& [key, value] : metadata) {
-    if (key.empty() || characters(key) > kMetadataKeyMax || !value.is_string() ||
-        characters(value.get_string()) > kMetadataValueMax) {
+    if (key.empty() || count_characters(key) > kMetadataKeyMax || !value.is_string() ||
+        count_characters(value.get_string()) > kMetadataValueMax) {
       throw ApiError(400, "invalid_value",
                      fmt::format("'metadata' must have keys of 1 to {} characters and texts of at "
                                  "most {}",
