@@ -82,9 +82,10 @@ class Soak {
   }
 
   void run(int64_t requests) {
-    for (int64_t i = 0; i < requests || !open_.empty(); ++i) {
-      if (i < requests) {
-        submit(i);
+    // Far more at a time than fit, but not ever more: then most of a long run would be queueing.
+    for (int64_t sent = 0; sent < requests || !open_.empty();) {
+      if (sent < requests && open_.size() < 100) {
+        submit(sent++);
       }
       for (int64_t steps = prng_.range(0, 1); steps > 0; --steps) {
         engine_->step();
