@@ -4,24 +4,22 @@
 // be as before or as after. Whatever is listed must load and be the document that was written.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "paging/document_directory.h"
 #include "tests/document_world.h"
 #include "tests/faulty_files.h"
+#include "tests/killed_child.h"
 #include "tests/temp_folder.h"
 
 namespace pagezip {
@@ -363,24 +361,12 @@ struct Note {
 }
 
 /// Runs a child for a while and kills it. Its notes go into the ledger.
-void run_child(Library& library, const std::string& folder, std::chrono::microseconds life,
-               uint64_t seed, Ledger& ledger) {
-  int ends[2];
-  ASSERT_EQ(pipe(ends), 0);
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    close(ends[0]);
-    live_and_die(library, folder, ends[1], seed);
-  }
-  close(ends[1]);
-  std::this_thread::sleep_for(life);
-  kill(child, SIGKILL);
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
-  Note note;
-  while (read(ends[0], &note, sizeof(note)) == sizeof(note)) {
+void run_child(Library& library, const std::string& folder, Prng& prng, Ledger& ledger) {
+  const auto notes = static_cast<size_t>(prng.range(0, 60));
+  const std::chrono::microseconds moment(prng.range(0, 5'000));
+  const uint64_t seed = prng.next();
+  for (const Note& note : notes_of_killed_child<Note>(
+           notes, moment, [&](int pipe) { live_and_die(library, folder, pipe, seed); })) {
     const char* ids[] = {"doc_a", "doc_b", "doc_c"};
     const FileKey key{ids[note.document], note.version};
     if (note.kind == Note::Kind::kAcknowledge) {
@@ -389,7 +375,6 @@ void run_child(Library& library, const std::string& folder, std::chrono::microse
       ledger.start(key, note.is_present == 1 ? Ledger::State(note.revision) : std::nullopt);
     }
   }
-  close(ends[0]);
 }
 
 TEST(DocumentCrash, KillAtRandomPoints) {
@@ -403,8 +388,7 @@ TEST(DocumentCrash, KillAtRandomPoints) {
   size_t listed = 0;
   for (int point = 0; point < points && !::testing::Test::HasFailure(); ++point) {
     SCOPED_TRACE("point " + std::to_string(point));
-    run_child(library, folder, std::chrono::microseconds(prng.range(3'000, 120'000)), prng.next(),
-              ledger);
+    run_child(library, folder, prng, ledger);
     library.expect_sound(system_files(), folder, ledger);
     // From here on it is as it was found, and durable: nothing was lost but the process.
     DocumentDirectory directory(system_files(), folder, library.shape(), kBudget);

@@ -1,18 +1,16 @@
 // Kills an engine while it makes, writes, evicts, reads back and drops documents, and looks at what
 // the next one finds.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
-#include <csignal>
 #include <cstdlib>
 #include <map>
 #include <set>
 #include <string>
-#include <thread>
 
 #include "base/prng.h"
+#include "tests/killed_child.h"
 #include "tests/temp_folder.h"
 #include "tests/tiny_engine.h"
 
@@ -94,30 +92,16 @@ struct Note {
 }
 
 // What must be in the folder after the child's death.
-std::set<int> run_child(const std::string& folder, std::chrono::milliseconds life, uint64_t seed) {
-  int ends[2];
-  EXPECT_EQ(pipe(ends), 0);
-  const pid_t child = fork();
-  EXPECT_GE(child, 0);
-  if (child == 0) {
-    close(ends[0]);
-    live_and_die(folder, ends[1], seed);
-  }
-  close(ends[1]);
-  std::thread killer([&] {
-    std::this_thread::sleep_for(life);
-    kill(child, SIGKILL);
-  });
+std::set<int> run_child(const std::string& folder, Prng& prng) {
+  const auto notes = static_cast<size_t>(prng.range(0, 150));
+  const std::chrono::microseconds moment(prng.range(0, 20'000));
+  const uint64_t seed = prng.next();
   std::set<int> stored;
-  for (Note note{}; read(ends[0], &note, sizeof(note)) == sizeof(note);) {
+  for (const Note& note : notes_of_killed_child<Note>(
+           notes, moment, [&](int pipe) { live_and_die(folder, pipe, seed); })) {
     if (note.kind == Note::Kind::kStored) stored.insert(note.document);
     if (note.kind == Note::Kind::kDropping) stored.erase(note.document);
   }
-  killer.join();
-  close(ends[0]);
-  int status = 0;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
   return stored;
 }
 
@@ -130,8 +114,7 @@ TEST(EngineCrash, NothingAcknowledgedIsLostAndNothingTornIsServed) {
   int served = 0;
   for (int point = 0; point < points && !testing::Test::HasFailure(); ++point) {
     SCOPED_TRACE("point " + std::to_string(point));
-    const std::set<int> stored =
-        run_child(folder.path(), std::chrono::milliseconds(prng.range(60, 500)), prng.next());
+    const std::set<int> stored = run_child(folder.path(), prng);
     Server server(folder.path());
     const auto e = server.engine();
     for (const auto& finding : e->findings()) {
