@@ -103,6 +103,15 @@ class Server:
         return self.process.wait(timeout=60)
 
 
+def durable(server, path, headers=None):
+    """The document once its file is written, which comes a moment after it is ready."""
+    deadline = time.monotonic() + 30
+    while not (got := server.request("GET", path, headers=headers)).json["residency"]["durable"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return got
+
+
 def _serve(model, *flags, **options):
     return Server(model, *flags, **options).wait_ready()
 

@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
+from conftest import durable
+
 TEXT = "a b c d e f g h " * 20
 
 
@@ -26,15 +28,6 @@ def ask(server, document, headers=None, **fields):
         "messages": [{"role": "user", "content": [
             {"type": "file", "file": {"file_id": document}}, {"type": "text", "text": "a?"}]}],
         "max_tokens": 4, "temperature": 0, **fields}, headers)
-
-
-def durable(server, path, headers=None):
-    """The document once its file is written, which comes a moment after it is ready."""
-    deadline = time.monotonic() + 30
-    while not (got := server.request("GET", path, headers=headers)).json["residency"]["durable"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return got
 
 
 def test_create_get_list_change_delete(tiny):

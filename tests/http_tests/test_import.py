@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from test_documents import TEXT, ask, durable, make
+from conftest import durable
+from test_documents import TEXT, ask, make
 
 FILE = {"Content-Type": "application/vnd.pagezip.document"}
 

@@ -9,7 +9,7 @@ import re
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from conftest import SMOLLM2
+from conftest import SMOLLM2, durable
 
 KEY = "sk-of-the-page"
 SLOW_KEY = "sk-of-few-requests"
@@ -194,10 +194,37 @@ def test_a_documents_life(visit, server, text, document):
     expect(visitor.row("handbook")).to_be_visible()
 
 
+def test_import(visit, server, document, tmp_path):
+    file = tmp_path / "a.pgz"
+    path = f"/v1/documents/{document['id']}"
+    durable(server, path, AUTH)
+    file.write_bytes(server.request("GET", path + "/content?ratio=0.3", headers=AUTH).body)
+    visitor = visit()
+    page = visitor.page
+    page.get_by_text("New document").click()
+    page.get_by_label("Or a file").set_input_files(str(file))
+    page.get_by_role("textbox", name="Name", exact=True).fill("brought")
+    page.get_by_role("button", name="Create", exact=True).click()
+    row = visitor.row("brought")
+    expect(row.locator(".state")).to_have_text("ready")
+    expect(row.locator(".versions")).to_contain_text("disk")
+    listed = server.request("GET", "/v1/documents", headers=AUTH).json["data"]
+    [there] = [each for each in listed if each["name"] == "brought"]
+    assert (there["imported"], [v["ratio"] for v in there["versions"]]) == (True, [0.3])
+    file.write_bytes(file.read_bytes()[:5000])
+    page.get_by_text("New document").click()
+    page.get_by_label("Or a file").set_input_files(str(file))
+    page.get_by_role("button", name="Create", exact=True).click()
+    expect(page.locator("#notes")).to_contain_text("truncated")
+    assert all("422" in text for text in visitor.wrong), visitor.wrong
+    visitor.wrong.clear()
+    server.request("DELETE", f"/v1/documents/{there['id']}", headers=AUTH)
+
+
 def test_cancel(visit, server, text, document):
     visitor = visit()
     visitor.page.get_by_text("New document").click()
-    visitor.page.get_by_label("Or a text file").set_input_files(HANDBOOK)
+    visitor.page.get_by_label("Or a file").set_input_files(HANDBOOK)
     visitor.page.get_by_role("button", name="Create").click()
     row = visitor.row("handbook.md")
     row.get_by_role("button", name="Cancel").click()
@@ -214,7 +241,7 @@ def test_errors_are_told_in_words(visit, document, tmp_path):
     page.get_by_role("button", name="Create").click()
     expect(page.locator("#notes")).to_contain_text("Paste a text, or choose a file.")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
-    page.get_by_label("Or a text file").set_input_files(str(tmp_path / "binary.txt"))
+    page.get_by_label("Or a file").set_input_files(str(tmp_path / "binary.txt"))
     page.get_by_role("button", name="Create").click()
     expect(page.locator("#notes")).to_contain_text("binary.txt is not text in UTF-8.")
     for _ in range(2):

@@ -22,15 +22,19 @@ export function errorOf(object) {
   return new ApiError(sentence(object.message ?? "the server failed"), 500, undefined, object);
 }
 
-/// The response, if it is a good one. Throws ApiError, or what an aborted `signal` throws.
+/// The response, if it is a good one. `body` is sent as JSON, a Blob as it is. Throws ApiError, or what an aborted `signal` throws.
 export async function call(method, path, { body, headers = {}, signal } = {}) {
   const all = { ...headers };
   if (apiKey()) all.Authorization = `Bearer ${apiKey()}`;
-  if (body !== undefined) all["Content-Type"] = "application/json";
+  const isFile = body instanceof Blob;
+  if (body !== undefined) {
+    all["Content-Type"] = isFile ? "application/octet-stream" : "application/json";
+  }
   let response;
   try {
     response = await fetch(path, {
-      method, headers: all, signal, body: body && JSON.stringify(body), cache: "no-store",
+      method, headers: all, signal, body: isFile ? body : body && JSON.stringify(body),
+      cache: "no-store",
     });
   } catch (error) {
     if (signal?.aborted) throw error;

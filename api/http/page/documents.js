@@ -191,16 +191,36 @@ async function textOf(form) {
   }
 }
 
-async function create(form) {
+/// Not a text, but what a server made of one.
+async function isDocumentFile(file) {
+  return (await file.slice(0, 8).text()) === "PAGEZIPD";
+}
+
+async function importFile(form) {
+  const random = crypto.getRandomValues(new Uint8Array(12));
+  const id = `doc_${[...random].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+  const document = await sendJson("PUT", `${documentPath(id)}/content`, form.file.files[0]);
+  const name = form.elements.name.value || document.name;
+  const pinned = form.pinned.checked;
+  return sendJson("PATCH", documentPath(id), { name, pinned });
+}
+
+async function makeDocument(form) {
   const content = await textOf(form);
   if (!content.trim()) throw new Error("Paste a text, or choose a file.");
   const ratios = [...form.querySelectorAll("[name=ratio]:checked")].map((box) => Number(box.value));
   if (form.other.value) ratios.push(Number(form.other.value));
   if (ratios.length === 0) throw new Error("Choose at least one share to keep.");
-  const document = await sendJson("POST", "/v1/documents", {
+  return sendJson("POST", "/v1/documents", {
     content, name: form.elements.name.value || form.file.files[0]?.name || "",
     compression: { ratios }, pinned: form.pinned.checked,
   });
+}
+
+async function create(form) {
+  const file = form.file.files[0];
+  const document =
+    await (file && (await isDocumentFile(file)) ? importFile(form) : makeDocument(form));
   put(document);
   select(document.id);
   form.reset();
