@@ -238,9 +238,11 @@ TEST_P(PromptLogprobsTest, LogitsThatAreNotNumbersEndTheRequest) {
   e->create_document(full_document());
   drive(*e);
   constexpr int kNan = 0x7e;  // both bytes of an f16
-  const BlockPool& pool = e->pool();
-  std::memset(pool.base(), kNan,
-              static_cast<size_t>(pool.blocks_total() * pool.geometry().block_bytes()));
+  const auto info = e->store().info("doc");
+  ASSERT_TRUE(info.has_value());
+  const auto pages = e->store().pages({"doc", info->versions.back().number});
+  std::memset(pages->segment(0).page(0, 0, 0), kNan,
+              static_cast<size_t>(e->pool().geometry().page.page_bytes()));
   for (const int64_t output_max : {0, 3}) {
     GenerateRequest question = request(tokens(20, 3), output_max);
     question.document = "doc";
