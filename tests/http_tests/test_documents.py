@@ -178,11 +178,12 @@ def test_created_as_a_stream(tiny):
 
 def test_events_resume(tiny):
     document = make(tiny, "events " + TEXT).json["id"]
+    durable(tiny, f"/v1/documents/{document}")
 
     def first_event(headers):
         with urllib.request.urlopen(urllib.request.Request(
                 f"http://127.0.0.1:{tiny.port}/v1/documents/{document}/events", headers=headers),
-                timeout=1) as stream:
+                timeout=3) as stream:
             try:
                 return stream.readline().decode().strip()
             except TimeoutError:
