@@ -202,6 +202,7 @@ async function importFile(form) {
   const document = await sendJson("PUT", `${documentPath(id)}/content`, form.file.files[0]);
   const name = form.elements.name.value || document.name;
   const pinned = form.pinned.checked;
+  if (name === document.name && !pinned) return document;
   return sendJson("PATCH", documentPath(id), { name, pinned });
 }
 
