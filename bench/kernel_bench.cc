@@ -99,7 +99,8 @@ struct Pages {
     view.push(segment);
     const std::vector<float> kv = random_floats(length * kv_heads * head_dim);
     const MatrixView<const float> rows(kv.data(), length, int64_t{kv_heads} * head_dim);
-    cpu_kernels().store_kv({layout, kv_heads, rows, rows, &view.segments[0], 0, 0}, threads());
+    const AttentionSpan span{0, length, 0, &view, 0, 0};
+    cpu_kernels().store_kv({layout, kv_heads, rows, rows, {&span, 1}}, threads());
   }
   PageLayout layout;
   AlignedBytes memory;

@@ -20,6 +20,11 @@ foreach(library IN LISTS CPP_LIBRARIES)
     PATTERN "kernels/reference" EXCLUDE)
 endforeach()
 
+if(PAGEZIP_CUDA)
+  set_target_properties(pagezip_cuda PROPERTIES EXPORT_NAME cuda)
+  install(TARGETS pagezip_cuda EXPORT pagezipCppTargets)
+endif()
+
 set(PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/pagezip)
 configure_package_config_file(
   cmake/pagezipConfig.cmake.in ${PROJECT_BINARY_DIR}/pagezipConfig.cmake

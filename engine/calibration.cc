@@ -17,7 +17,8 @@ class Probe {
         clock_(clock),
         sequence_(pool, transformer.model().kv_groups(), 0),
         tokens_(static_cast<size_t>(length), 0),
-        logits_(static_cast<size_t>(transformer.model().config().vocab)) {
+        logits_(*transformer.kernels().memory) {
+    logits_.resize(transformer.model().config().vocab);
     auto blocks = pool.reserve(sequence_.blocks_needed(length));
     CHECK(blocks.has_value());
     sequence_.grow(length, *blocks);
@@ -33,8 +34,8 @@ class Probe {
       const RowSpan span{std::span(tokens_).first(static_cast<size_t>(rows)), end - rows, views_,
                          logits};
       const int64_t start = clock_.now_us();
-      transformer_.forward(
-          {&span, 1}, {logits ? logits_.data() : nullptr, 1, static_cast<int64_t>(logits_.size())});
+      transformer_.forward({&span, 1}, {logits ? logits_.device() : nullptr, 1, logits_.size()});
+      logits_.to_host(0, 1);  // behind all of it
       best = std::min(best, clock_.now_us() - start);
     }
     return static_cast<double>(best);
@@ -46,7 +47,7 @@ class Probe {
   Sequence sequence_;
   std::vector<TokenId> tokens_;
   std::vector<KvView> views_;
-  std::vector<float> logits_;
+  MirroredArray<float> logits_;
 };
 
 }  // namespace

@@ -63,10 +63,11 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const Kernels& ke
       transformer_(model, kernels, activations,
                    model.kv_geometry(options.kv_type, options.page_tokens).page,
                    options.scheduler.rows_max, threads),
-      pool_(model.kv_geometry(options.kv_type, options.page_tokens), options.pool_blocks),
+      pool_(model.kv_geometry(options.kv_type, options.page_tokens), options.pool_blocks,
+            *kernels.memory),
       store_(pool_.geometry(), store_limits(options)),
       index_(pool_, model.kv_groups()),
-      device_(transformer_, pool_, options.chunk_tokens + kRepeatRows, clock),
+      device_(transformer_, options.chunk_tokens + kRepeatRows, clock),
       scheduler_(scheduler_config(options, model, tokenizer),
                  CostModel(options.cost.has_value() ? *options.cost
                                                     : calibrate(transformer_, pool_, clock)),

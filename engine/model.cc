@@ -39,17 +39,17 @@ class Loader {
     pack(weight);
     return weight;
   }
-  std::vector<float> vector(const std::string& name, int64_t size) {
+  DeviceArray<float> vector(const std::string& name, int64_t size) {
     const GgufTensor& tensor = required(name);
     if (tensor.shape.size() != 1 || tensor.shape[0] != size) {
       fail_shape(tensor, fmt::format("[{}]", size));
     }
     std::vector<float> values(static_cast<size_t>(size));
     dequantize(tensor.type, tensor.data, values.data(), size);
-    return values;
+    return {values, *kernels_.memory};
   }
-  std::vector<float> optional_vector(const std::string& name, int64_t size) {
-    return file_.find(name) == nullptr ? std::vector<float>{} : vector(name, size);
+  DeviceArray<float> optional_vector(const std::string& name, int64_t size) {
+    return file_.find(name) == nullptr ? DeviceArray<float>() : vector(name, size);
   }
   /// A weight that nobody reads (a bias, an expert) means another computation than ours.
   void check_all_read() const {
@@ -119,13 +119,20 @@ LayerWeights load_layer(Loader& load, const ModelConfig& c, int l) {
 Model::Model(GgufFile file, const Kernels& kernels, ActivationType activations, ThreadPool& pool,
              const Progress& progress)
     : file_(std::move(file)), config_(read_model_config(file_)) {
+  if (kernels.head_dim_max > 0 && config_.head_dim > kernels.head_dim_max) {
+    throw Error(ErrorKind::kModelFile,
+                fmt::format("{}: heads of {} elements: the {} kernels take up to {}", file_.path(),
+                            config_.head_dim, kernels.name, kernels.head_dim_max));
+  }
   Loader load(file_, kernels, activations, pool);
   const int64_t steps = config_.layers + 1;
-  // Rows of the embedding are read from the file; it is packed only to serve as the output, too.
   embedding_ = load.raw_matrix("token_embd.weight", config_.vocab, config_.hidden);
-  if (file_.find("output.weight") != nullptr) {
+  const bool has_output = file_.find("output.weight") != nullptr;
+  if (has_output) {
     output_ = load.matrix("output.weight", config_.vocab, config_.hidden);
-  } else {
+  }
+  // The CPU reads rows of the embedding from the file: there it is packed to serve as the output.
+  if (!has_output || !kernels.memory->is_host) {
     load.pack(embedding_);
   }
   output_norm_ = load.vector("output_norm.weight", config_.hidden);

@@ -40,18 +40,18 @@ struct ModelConfig {
   RopeConfig rope_local;  // of the sliding layers
 };
 
-/// One transformer layer. Vectors that the architecture lacks are empty.
+/// One transformer layer. Arrays that the architecture lacks are empty.
 struct LayerWeights {
-  std::vector<float> attention_norm;  // [hidden]
+  DeviceArray<float> attention_norm;  // [hidden]
   Weight q, k, v;                     // [heads or kv_heads * head_dim, hidden]
-  std::vector<float> q_bias, k_bias, v_bias;
-  std::vector<float> q_norm, k_norm;       // [head_dim], before RoPE
+  DeviceArray<float> q_bias, k_bias, v_bias;
+  DeviceArray<float> q_norm, k_norm;       // [head_dim], before RoPE
   Weight attention_output;                 // [hidden, heads * head_dim]
-  std::vector<float> post_attention_norm;  // [hidden]
-  std::vector<float> ffn_norm;             // [hidden]
+  DeviceArray<float> post_attention_norm;  // [hidden]
+  DeviceArray<float> ffn_norm;             // [hidden]
   Weight gate, up;                         // [ffn, hidden]
   Weight down;                             // [hidden, ffn]
-  std::vector<float> post_ffn_norm;        // [hidden]
+  DeviceArray<float> post_ffn_norm;        // [hidden]
 };
 
 /// Where a layer's KV lies: KV group and layer number within it.
@@ -75,7 +75,7 @@ class Model {
   const Weight& embedding() const { return embedding_; }  // [vocab, hidden]
   /// [vocab, hidden]; the embedding itself where the model ties them.
   const Weight& output() const { return output_.rows > 0 ? output_ : embedding_; }
-  const std::vector<float>& output_norm() const { return output_norm_; }
+  const DeviceArray<float>& output_norm() const { return output_norm_; }
 
   const std::vector<KvGroup>& kv_groups() const { return kv_groups_; }
   LayerPlace place(int l) const { return places_[static_cast<size_t>(l)]; }
@@ -90,7 +90,7 @@ class Model {
   std::vector<LayerWeights> layers_;
   Weight embedding_;
   Weight output_;
-  std::vector<float> output_norm_;
+  DeviceArray<float> output_norm_;
   std::vector<KvGroup> kv_groups_;
   std::vector<LayerPlace> places_;
   uint64_t fingerprint_ = 0;

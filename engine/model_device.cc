@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "engine/compaction.h"
 
 namespace pagezip {
 namespace {
@@ -47,12 +48,12 @@ TokenLogprob logprob_of(TokenId token, std::span<const float> logits, int count)
 
 }  // namespace
 
-ModelDevice::ModelDevice(Transformer& transformer, BlockPool& pool, int64_t score_rows_max,
-                         const Clock& clock)
+ModelDevice::ModelDevice(Transformer& transformer, int64_t score_rows_max, const Clock& clock)
     : transformer_(transformer),
-      pool_(pool),
       clock_(clock),
-      slot_(transformer, ScoreFunction::kProbability, score_rows_max) {}
+      slot_(transformer, ScoreFunction::kProbability, score_rows_max),
+      logits_(*transformer.kernels().memory),
+      slice_(*transformer.kernels().memory) {}
 
 void ModelDevice::begin(ChoiceKey key, const ChoiceSampling& sampling,
                         std::span<const TokenId> history) {
@@ -75,7 +76,7 @@ void ModelDevice::run(const StepPlan& plan, StepResult& result) {
     result.selections.push_back(select(*work.scores, work.spec));
   }
   for (const CompactWork& work : plan.compacts) {
-    run_compaction(work);
+    copy_layer(*work.builder, transformer_.kernels(), transformer_.pool(), work.layer);
   }
   result.rows_us = static_cast<double>(rows_done - start);
   result.tiles_us = static_cast<double>(tiles_done - rows_done);
@@ -84,16 +85,17 @@ void ModelDevice::run(const StepPlan& plan, StepResult& result) {
 
 void ModelDevice::run_copies(const StepPlan& plan) {
   const std::vector<KvGroup>& groups = transformer_.model().kv_groups();
-  const PageLayout& page = pool_.geometry().page;
+  const PageLayout& page = transformer_.page();
   for (const CopyWork& work : plan.copies) {
     pairs_.resize(static_cast<size_t>(work.end_pair - work.first_pair));
     std::iota(pairs_.begin(), pairs_.end(), static_cast<uint32_t>(work.first_pair));
     for (size_t g = 0; g < groups.size(); ++g) {
       const Segment& source = plan.views[static_cast<size_t>(work.first_source) + g].segments[0];
       const Segment& target = plan.views[static_cast<size_t>(work.first_target) + g].segments[0];
-      for (int list = 0; list < static_cast<int>(groups[g].layers.size()) * source.heads; ++list) {
-        transformer_.kernels().copy_pairs({page, &source, page, &target, list / source.heads,
-                                           list % source.heads, pairs_, work.first_pair});
+      const std::vector<std::span<const uint32_t>> lists(static_cast<size_t>(source.heads), pairs_);
+      for (int layer = 0; layer < static_cast<int>(groups[g].layers.size()); ++layer) {
+        transformer_.kernels().copy_pairs(
+            {page, &source, page, &target, layer, 0, lists, work.first_pair}, transformer_.pool());
       }
     }
   }
@@ -136,9 +138,10 @@ void ModelDevice::run_rows(const StepPlan& plan, StepResult& result) {
     sampled_rows += span.logits ? 1 : 0;
   }
   const int64_t vocab = transformer_.model().config().vocab;
-  logits_.resize(std::max(logits_.size(), static_cast<size_t>(sampled_rows * vocab)));
-  transformer_.forward(spans_, {logits_.data(), sampled_rows, vocab});
-  const float* logits = logits_.data();
+  logits_.resize(std::max(logits_.size(), sampled_rows * vocab));
+  transformer_.forward(spans_, {logits_.device(), sampled_rows, vocab});
+  logits_.to_host(0, sampled_rows * vocab);
+  const float* logits = logits_.host();
   for (const RowsWork& work : plan.rows) {
     if (work.slots > 0) {
       sample(work, {logits, static_cast<size_t>(vocab)}, result);
@@ -160,9 +163,11 @@ void ModelDevice::run_targets(const StepPlan& plan, StepResult& result) {
     const auto found = work.targets == 0 ? samplers_.end() : samplers_.find(work.key);
     for (int64_t done = 0; found != samplers_.end() && done < work.targets; done += kSliceRows) {
       const int64_t rows = std::min(kSliceRows, work.targets - done);
-      slice_.resize(std::max(slice_.size(), static_cast<size_t>(rows * vocab)));
-      const MatrixView<float> logits(slice_.data(), rows, vocab);
-      transformer_.logits(transformer_.hidden(first_row + work.target_row + done, rows), logits);
+      slice_.resize(std::max(slice_.size(), rows * vocab));
+      transformer_.logits(transformer_.hidden(first_row + work.target_row + done, rows),
+                          {slice_.device(), rows, vocab});
+      slice_.to_host(0, rows * vocab);
+      const MatrixView<const float> logits(slice_.host(), rows, vocab);
       transformer_.pool().parallel_for(rows, [&](int64_t row, int) {
         const auto target = static_cast<size_t>(work.first_target + done + row);
         result.targets[target] =
@@ -196,18 +201,6 @@ void ModelDevice::sample(const RowsWork& work, std::span<const float> logits, St
       result.tops[slot] = best_logprobs(logits, log_sum, entry.top_logprobs);
     }
   }
-}
-
-void ModelDevice::run_compaction(const CompactWork& work) {
-  const Segment source = work.builder->source();
-  const Segment target = work.builder->target();
-  transformer_.pool().parallel_for(source.heads, [&](int64_t head, int) {
-    const auto h = static_cast<int>(head);
-    const std::vector<uint32_t> pairs = work.builder->source_pairs(work.layer, h);
-    const PageLayout& page = pool_.geometry().page;
-    transformer_.kernels().copy_pairs(
-        {page, &source, page, &target, work.layer, h, pairs, work.builder->target_first()});
-  });
 }
 
 }  // namespace pagezip

@@ -13,7 +13,6 @@
 #include "engine/sampler.h"
 #include "engine/scorer.h"
 #include "engine/transformer.h"
-#include "paging/block_pool.h"
 #include "scheduler/step_plan.h"
 
 namespace pagezip {
@@ -28,9 +27,8 @@ struct ChoiceSampling {
 
 class ModelDevice : public Device {
  public:
-  /// `score_rows_max`: rows of the longest repeat prompt. Borrows transformer, pool and clock.
-  ModelDevice(Transformer& transformer, BlockPool& pool, int64_t score_rows_max,
-              const Clock& clock);
+  /// `score_rows_max`: rows of the longest repeat prompt. Borrows transformer and clock.
+  ModelDevice(Transformer& transformer, int64_t score_rows_max, const Clock& clock);
 
   /// Before the first plan that samples for the choice. `history`: tokens that its repetition
   /// penalty counts.
@@ -49,16 +47,14 @@ class ModelDevice : public Device {
   void run_rows(const StepPlan& plan, StepResult& result);
   void run_targets(const StepPlan& plan, StepResult& result);
   void sample(const RowsWork& work, std::span<const float> logits, StepResult& result);
-  void run_compaction(const CompactWork& work);
   TokenId sampled(SlotRef slot) const;
 
   Transformer& transformer_;
-  BlockPool& pool_;
   const Clock& clock_;
   ScoreSlot slot_;
   std::map<ChoiceKey, Entry> samplers_;
-  std::vector<float> logits_;    // [rows that are sampled, vocab]
-  std::vector<float> slice_;     // [rows of a slice of targets, vocab]
+  MirroredArray<float> logits_;  // [rows that are sampled, vocab]
+  MirroredArray<float> slice_;   // [rows of a slice of targets, vocab]
   std::vector<TokenId> tokens_;  // sampled by earlier steps, read by the one in hand
   std::vector<RowSpan> spans_;
   std::vector<uint32_t> pairs_;

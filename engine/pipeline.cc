@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "engine/compaction.h"
 
 namespace pagezip {
 namespace {
@@ -33,8 +34,10 @@ Pipeline::Pipeline(const Model& model, const Kernels& kernels, ActivationType ac
       transformer_(model, kernels, activations,
                    model.kv_geometry(options.kv_type, options.page_tokens).page,
                    std::max(options.prefill_rows, ScoreJob::kTileRows), threads),
-      pool_(model.kv_geometry(options.kv_type, options.page_tokens), pool_blocks),
-      logits_(static_cast<size_t>(model.config().vocab)) {}
+      pool_(model.kv_geometry(options.kv_type, options.page_tokens), pool_blocks, *kernels.memory),
+      logits_(*kernels.memory) {
+  logits_.resize(model.config().vocab);
+}
 
 int64_t Pipeline::blocks_for_question(const Model& model, const PipelineOptions& options,
                                       int64_t tokens) {
@@ -109,13 +112,13 @@ void Pipeline::run(Sequence& sequence, const Document* document, std::span<const
     const RowSpan span{tokens.subspan(static_cast<size_t>(done), static_cast<size_t>(count)),
                        sequence.first_position() + row, views};
     done += count;
-    const MatrixView<float> logits(done == total ? logits_.data() : nullptr, 1,
-                                   static_cast<int64_t>(logits_.size()));
-    transformer_.forward({&span, 1}, logits);
+    transformer_.forward({&span, 1},
+                         {done == total ? logits_.device() : nullptr, 1, logits_.size()});
     if (progress) {
       progress(done);
     }
   }
+  logits_.to_host(0, logits_.size());
 }
 
 std::shared_ptr<const Document> Pipeline::prefill(std::span<const TokenId> prefix,
@@ -165,19 +168,11 @@ KeptSets Pipeline::select(const ScoreSet& scores, const SelectionOptions& option
 std::shared_ptr<const Document> Pipeline::compact(const std::shared_ptr<const Document>& full,
                                                   KeptSets kept, const PipelineProgress& progress) {
   const int layers = kept.layers;
-  const int heads = kept.heads;
   DocumentBuilder builder(full, std::move(kept));
   BlockReservation blocks = reserve(builder.blocks_needed(), "the compressed document");
   builder.take_blocks(blocks);
-  const Segment source = builder.source();
-  const Segment target = builder.target();
   for (int layer = 0; layer < layers; ++layer) {
-    transformer_.pool().parallel_for(heads, [&](int64_t head, int) {
-      const std::vector<uint32_t> pairs = builder.source_pairs(layer, static_cast<int>(head));
-      const PageLayout& page = pool_.geometry().page;
-      transformer_.kernels().copy_pairs({page, &source, page, &target, layer,
-                                         static_cast<int>(head), pairs, builder.target_first()});
-    });
+    copy_layer(builder, transformer_.kernels(), transformer_.pool(), layer);
     report(progress, Stage::kCompact, layer + 1, layers);
   }
   return builder.finish();
@@ -204,7 +199,7 @@ std::span<const float> Question::append(std::span<const TokenId> tokens,
                                         const std::function<void(int64_t done)>& progress) {
   CHECK_LE(sequence_.length() + static_cast<int64_t>(tokens.size()), tokens_max_);
   pipeline_.run(sequence_, document_.get(), tokens, blocks_, progress);
-  return pipeline_.logits_;
+  return pipeline_.prefill_logits();
 }
 
 Answer answer(Pipeline& pipeline, const Tokenizer& tokenizer,

@@ -90,8 +90,10 @@ class Pipeline {
   std::shared_ptr<const Document> compact(const std::shared_ptr<const Document>& full,
                                           KeptSets kept, const PipelineProgress& progress);
 
-  /// Logits after the last token of prefill().
-  std::span<const float> prefill_logits() const { return logits_; }
+  /// Logits after the last token that prefill() or a question ran.
+  std::span<const float> prefill_logits() {
+    return {logits_.host(), static_cast<size_t>(logits_.size())};
+  }
   /// Bytes that the last score() took beside the full KV.
   int64_t score_bytes() const { return score_bytes_; }
 
@@ -107,7 +109,7 @@ class Pipeline {
   int64_t context_max_;
   Transformer transformer_;
   BlockPool pool_;
-  std::vector<float> logits_;  // [vocab]
+  MirroredArray<float> logits_;  // [vocab]
   int64_t score_bytes_ = 0;
 };
 

@@ -49,14 +49,17 @@ ScoreSlot::ScoreSlot(Transformer& transformer, ScoreFunction function, int64_t r
     : transformer_(transformer),
       function_(function),
       rows_max_(rows_max),
-      last_layer_(transformer.model().kv_groups().front().layers.back()) {
+      last_layer_(transformer.model().kv_groups().front().layers.back()),
+      rope_(*transformer.kernels().memory),
+      best_(*transformer.kernels().memory) {
   const ModelConfig& c = transformer.model().config();
+  const DeviceMemory& memory = *transformer.kernels().memory;
   const PageLayout& page = transformer.page();
   const int64_t blocks = ceil_div(rows_max, page.page_tokens);
-  kv_ = AlignedBytes(static_cast<size_t>(blocks * c.kv_heads * page.page_bytes()));
+  kv_ = AlignedBytes(static_cast<size_t>(blocks * c.kv_heads * page.page_bytes()), memory);
   ids_.resize(static_cast<size_t>(blocks));
   std::iota(ids_.begin(), ids_.end(), 0);
-  hidden_.resize(static_cast<size_t>(rows_max * c.hidden));
+  hidden_ = {rows_max * c.hidden, memory};
   const auto page_units = static_cast<uint64_t>(page.page_bytes() / PageLayout::kUnit);
   segment_.base = kv_.data();
   segment_.ids = ids_.data();
@@ -67,7 +70,7 @@ ScoreSlot::ScoreSlot(Transformer& transformer, ScoreFunction function, int64_t r
 
 int64_t ScoreSlot::bytes() const {
   return static_cast<int64_t>(kv_.size() + ids_.size() * sizeof(uint32_t) +
-                              hidden_.size() * sizeof(float));
+                              static_cast<size_t>(hidden_.size() + best_.size()) * sizeof(float));
 }
 
 void ScoreSlot::start_chunk(const Document& full, const ScoreChunk& chunk) {
@@ -79,6 +82,7 @@ void ScoreSlot::start_chunk(const Document& full, const ScoreChunk& chunk) {
   segment_.uniform_length = rows;
   rope_.clear();
   rope_.append(c, full.logical_length(), rows);
+  rope_.to_device();
   transformer_.embed(chunk.tokens, {hidden_.data(), rows, c.hidden});
 }
 
@@ -104,14 +108,25 @@ void ScoreSlot::run_tile(const Document& full, const ScoreChunk& chunk, int laye
   scoring.range.chunk_end = full.prefix_length() + chunk.end;
   scoring.subtract_lse = function_ == ScoreFunction::kProbability;
   scoring.stop_after_scores = layer == last_layer_;
+  const int64_t tokens = chunk.end - chunk.begin;
   if (global) {
-    float* layer_scores =
-        scores.scores.data() + int64_t{place.layer} * scores.heads * scores.tokens;
-    scoring.best = {layer_scores + chunk.begin, scores.heads, chunk.end - chunk.begin,
-                    scores.tokens};
+    best_.resize(c.kv_heads * tokens);
+    scoring.best = {best_.device(), c.kv_heads, tokens};
+    if (first_row == 0) {
+      std::fill_n(best_.host(), best_.size(), -std::numeric_limits<float>::infinity());
+      best_.to_device(0, best_.size());
+    }
   }
   const MatrixView<float> hidden(hidden_.data() + first_row * c.hidden, rows, c.hidden);
   transformer_.layer(layer, hidden, {&span, 1}, rope_, first_row, global ? &scoring : nullptr);
+  if (global && first_row + rows == segment_.uniform_length) {
+    best_.to_host(0, best_.size());
+    for (int head = 0; head < scores.heads; ++head) {
+      std::copy_n(best_.host() + head * tokens, tokens,
+                  scores.scores.data() +
+                      (int64_t{place.layer} * scores.heads + head) * scores.tokens + chunk.begin);
+    }
+  }
 }
 
 ScoreJob::ScoreJob(Transformer& transformer, ScoreSlot& slot, std::shared_ptr<const Document> full,

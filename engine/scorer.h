@@ -61,10 +61,10 @@ class ScoreSlot {
   int64_t rows_max() const { return rows_max_; }
   int64_t bytes() const;
 
-  /// Runs rows [first_row, first_row + rows) of one layer of a chunk's repeat prompt, and raises
-  /// `scores` where they give more. Row 0 of layer 0 starts a chunk; then come its other rows, and
-  /// layer by layer the same up to the last global one. REQUIRES: this order; `full` is not
-  /// compressed; the prompt has at most rows_max() rows.
+  /// Runs rows [first_row, first_row + rows) of one layer of a chunk's repeat prompt; the last of
+  /// them put the layer's part into `scores`. Row 0 of layer 0 starts a chunk; then come its other
+  /// rows, and layer by layer the same up to the last global one. REQUIRES: this order; `full` is
+  /// not compressed; the prompt has at most rows_max() rows.
   void run_tile(const Document& full, const ScoreChunk& chunk, int layer, int64_t first_row,
                 int64_t rows, ScoreSet& scores);
 
@@ -78,8 +78,9 @@ class ScoreSlot {
   AlignedBytes kv_;            // K/V of one layer, pages in order
   std::vector<uint32_t> ids_;  // 0, 1, 2, ...
   Segment segment_;
-  std::vector<float> hidden_;  // [rows_max, hidden], the residual stream
+  DeviceArray<float> hidden_;  // [rows_max, hidden], the residual stream
   RopeTables rope_;            // of the chunk's rows
+  MirroredArray<float> best_;  // [kv_heads, chunk]: of the layer in hand
 };
 
 /// One document being scored, tile by tile. Engine thread only.

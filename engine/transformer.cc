@@ -15,7 +15,7 @@ void RopeTables::append(const ModelConfig& config, int64_t first_position, int64
       continue;  // a model without sliding layers
     }
     for (auto& values : values_[global]) {
-      values.resize(static_cast<size_t>((rows_ + rows) * half_));
+      values.resize((rows_ + rows) * half_);
     }
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t i = 0; i < half_; ++i) {
@@ -23,20 +23,28 @@ void RopeTables::append(const ModelConfig& config, int64_t first_position, int64
         const auto angle = static_cast<float>(static_cast<double>(first_position + r) *
                                               rope.inverse_frequency[static_cast<size_t>(i)]);
         const auto at = static_cast<size_t>((rows_ + r) * half_ + i);
-        values_[global][0][at] = std::cos(angle);
-        values_[global][1][at] = std::sin(angle);
+        values_[global][0].host()[at] = std::cos(angle);
+        values_[global][1].host()[at] = std::sin(angle);
       }
     }
   }
   rows_ += rows;
 }
 
+void RopeTables::to_device() {
+  for (auto& kind : values_) {
+    for (auto& values : kind) {
+      values.to_device(0, values.size());
+    }
+  }
+}
+
 MatrixView<const float> RopeTables::cos(bool global, int64_t first_row, int64_t rows) const {
-  return {values_[global ? 1 : 0][0].data() + first_row * half_, rows, half_};
+  return {values_[global ? 1 : 0][0].device() + first_row * half_, rows, half_};
 }
 
 MatrixView<const float> RopeTables::sin(bool global, int64_t first_row, int64_t rows) const {
-  return {values_[global ? 1 : 0][1].data() + first_row * half_, rows, half_};
+  return {values_[global ? 1 : 0][1].device() + first_row * half_, rows, half_};
 }
 
 Transformer::Transformer(const Model& model, const Kernels& kernels, ActivationType activations,
@@ -46,10 +54,11 @@ Transformer::Transformer(const Model& model, const Kernels& kernels, ActivationT
       activations_(activations),
       page_(page),
       rows_max_(rows_max),
-      pool_(pool) {
+      pool_(pool),
+      rope_(*kernels.memory) {
   const ModelConfig& c = model.config();
-  const auto allocate = [&](std::vector<float>& buffer, int64_t cols) {
-    buffer.resize(static_cast<size_t>(rows_max * cols));
+  const auto allocate = [&](DeviceArray<float>& buffer, int64_t cols) {
+    buffer = {rows_max * cols, *kernels.memory};
   };
   const int64_t q_width = int64_t{c.heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.kv_heads} * c.head_dim;
@@ -66,7 +75,7 @@ Transformer::Transformer(const Model& model, const Kernels& kernels, ActivationT
   allocate(last_rows_, c.hidden);
 }
 
-MatrixView<float> Transformer::rows_of(std::vector<float>& buffer, int64_t rows,
+MatrixView<float> Transformer::rows_of(const DeviceArray<float>& buffer, int64_t rows,
                                        int64_t cols) const {
   CHECK_LE(rows, rows_max_);
   return {buffer.data(), rows, cols};
@@ -86,6 +95,7 @@ void Transformer::forward(std::span<const RowSpan> spans, MatrixView<float> logi
     attention_spans_.push_back({rows, count, span.first_position, nullptr, 0, 0});
     rows += count;
   }
+  rope_.to_device();
   const MatrixView<float> hidden = rows_of(hidden_, rows, c.hidden);
   for (int l = 0; l < c.layers; ++l) {
     const LayerPlace place = model_.place(l);
@@ -103,8 +113,10 @@ void Transformer::forward(std::span<const RowSpan> spans, MatrixView<float> logi
   for (size_t i = 0; i < spans.size(); ++i) {
     if (spans[i].logits) {
       const AttentionSpan& span = attention_spans_[i];
-      const float* row = hidden.row(span.first_row + span.rows - 1);
-      std::copy(row, row + c.hidden, last_rows_.data() + count++ * c.hidden);
+      kernels_.memory->copy(
+          reinterpret_cast<std::byte*>(last_rows_.data() + count++ * c.hidden),
+          reinterpret_cast<const std::byte*>(hidden.row(span.first_row + span.rows - 1)),
+          static_cast<size_t>(c.hidden) * sizeof(float));
     }
   }
   if (count > 0) {
@@ -120,17 +132,11 @@ MatrixView<const float> Transformer::hidden(int64_t first_row, int64_t rows) con
 
 void Transformer::embed(std::span<const TokenId> tokens, MatrixView<float> hidden) {
   const ModelConfig& c = model_.config();
-  const Weight& embedding = model_.embedding();
-  const int64_t row_size = row_bytes(embedding.type, embedding.cols);
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    CHECK_GE(tokens[i], 0);
-    CHECK_LT(tokens[i], c.vocab);
-    float* row = hidden.row(static_cast<int64_t>(i));
-    dequantize(embedding.type, embedding.source + tokens[i] * row_size, row, c.hidden);
-    if (c.embedding_scale != 1) {
-      std::transform(row, row + c.hidden, row, [&](float x) { return x * c.embedding_scale; });
-    }
+  for (const TokenId token : tokens) {
+    CHECK_GE(token, 0);
+    CHECK_LT(token, c.vocab);
   }
+  kernels_.embed(model_.embedding(), tokens, c.embedding_scale, hidden);
 }
 
 void Transformer::layer(int l, MatrixView<float> hidden, std::span<const AttentionSpan> spans,
@@ -161,9 +167,8 @@ void Transformer::attention(int l, int64_t rows, std::span<const AttentionSpan> 
   const MatrixView<float> q = rows_of(q_, rows, int64_t{c.heads} * c.head_dim);
   const MatrixView<float> k = rows_of(k_, rows, int64_t{c.kv_heads} * c.head_dim);
   const MatrixView<float> v = rows_of(v_, rows, int64_t{c.kv_heads} * c.head_dim);
-  const auto bias = [](const std::vector<float>& b) { return b.empty() ? nullptr : b.data(); };
   const MatmulTarget targets[] = {
-      {&w.q, bias(w.q_bias), q}, {&w.k, bias(w.k_bias), k}, {&w.v, bias(w.v_bias), v}};
+      {&w.q, w.q_bias.data(), q}, {&w.k, w.k_bias.data(), k}, {&w.v, w.v_bias.data(), v}};
   matmul(targets);
   if (!w.q_norm.empty()) {
     const MatrixView<float> q_heads(q.data, rows * c.heads, c.head_dim);
@@ -176,13 +181,7 @@ void Transformer::attention(int l, int64_t rows, std::span<const AttentionSpan> 
   const auto sin = rope.sin(global, rope_row, rows);
   kernels_.rope(q, c.head_dim, c.rope_style, cos, sin, pool_);
   kernels_.rope(k, c.head_dim, c.rope_style, cos, sin, pool_);
-  for (const AttentionSpan& span : spans) {
-    const Segment& own = span.view->segments[span.view->count - 1];
-    kernels_.store_kv(
-        {page_, c.kv_heads, k.slice(span.first_row, span.rows), v.slice(span.first_row, span.rows),
-         &own, span.layer, span.first_position - own.first_position},
-        pool_);
-  }
+  kernels_.store_kv({page_, c.kv_heads, k, v, spans}, pool_);
   AttendArgs args{
       page_, c.heads, c.kv_heads, c.attention_scale, q, rows_of(attended_, rows, q.cols),
       spans, nullptr};
@@ -230,7 +229,7 @@ void Transformer::logits(MatrixView<const float> hidden, MatrixView<float> out) 
   matmul({&target, 1});
 }
 
-void Transformer::normed(MatrixView<const float> hidden, const std::vector<float>& weight) {
+void Transformer::normed(MatrixView<const float> hidden, const DeviceArray<float>& weight) {
   const MatrixView<float> norm = rows_of(norm_, hidden.rows, hidden.cols);
   kernels_.rms_norm(hidden, weight.data(), model_.config().norm_eps, norm, pool_);
   kernels_.prepare(norm, activations_, input_, pool_);

@@ -29,10 +29,15 @@ struct RowSpan {
 /// cos and sin of a batch's positions, for global and for sliding layers: [rows, head_dim / 2].
 class RopeTables {
  public:
+  explicit RopeTables(const DeviceMemory& memory)
+      : values_{{MirroredArray<float>(memory), MirroredArray<float>(memory)},
+                {MirroredArray<float>(memory), MirroredArray<float>(memory)}} {}
   /// Starts an empty table.
   void clear() { rows_ = 0; }
   /// Appends rows for positions [first_position, first_position + rows).
   void append(const ModelConfig& config, int64_t first_position, int64_t rows);
+  /// Brings what was appended to the device. REQUIRES: called before cos() and sin().
+  void to_device();
   int64_t rows() const { return rows_; }
   MatrixView<const float> cos(bool global, int64_t first_row, int64_t rows) const;
   MatrixView<const float> sin(bool global, int64_t first_row, int64_t rows) const;
@@ -40,7 +45,7 @@ class RopeTables {
  private:
   int64_t rows_ = 0;
   int64_t half_ = 0;
-  std::vector<float> values_[2][2];  // [global][cos, sin], [rows, half]
+  MirroredArray<float> values_[2][2];  // [global][cos, sin], [rows, half]
 };
 
 /// What a layer does beside its ordinary work when a chunk of a document is being scored.
@@ -63,8 +68,9 @@ class Transformer {
   ThreadPool& pool() const { return pool_; }
   int64_t rows_max() const { return rows_max_; }
 
-  /// Runs a batch. logits: [spans that want them, vocab]; data == null: none for all.
-  /// REQUIRES: every span has tokens, at most rows_max in all, all ids below the vocabulary.
+  /// Runs a batch. logits: [spans that want them, vocab] in the backend's memory; data == null:
+  /// none for all. REQUIRES: every span has tokens, at most rows_max in all, all ids below the
+  /// vocabulary.
   void forward(std::span<const RowSpan> spans, MatrixView<float> logits);
 
   /// The steps of forward(), for callers that go layer by layer. hidden: [rows, hidden].
@@ -80,11 +86,11 @@ class Transformer {
 
  private:
   // Views of the buffers with as many rows as the batch has.
-  MatrixView<float> rows_of(std::vector<float>& buffer, int64_t rows, int64_t cols) const;
+  MatrixView<float> rows_of(const DeviceArray<float>& buffer, int64_t rows, int64_t cols) const;
   void attention(int l, int64_t rows, std::span<const AttentionSpan> spans, const RopeTables& rope,
                  int64_t rope_row, LayerScoring* scoring);
   void feed_forward(const LayerWeights& w, MatrixView<float> hidden);
-  void normed(MatrixView<const float> hidden, const std::vector<float>& weight);
+  void normed(MatrixView<const float> hidden, const DeviceArray<float>& weight);
   void matmul(std::span<const MatmulTarget> targets);
 
   const Model& model_;
@@ -96,8 +102,8 @@ class Transformer {
   Activations input_;  // of the matmuls in hand
 
   // [rows_max, ...]
-  std::vector<float> hidden_, norm_, q_, k_, v_, attended_, projected_, gate_, up_, lse_;
-  std::vector<float> last_rows_;  // [spans, hidden]
+  DeviceArray<float> hidden_, norm_, q_, k_, v_, attended_, projected_, gate_, up_, lse_;
+  DeviceArray<float> last_rows_;  // [spans, hidden]
   RopeTables rope_;
   std::vector<AttentionSpan> attention_spans_;  // of forward()
 };

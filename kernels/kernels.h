@@ -1,9 +1,13 @@
 // The menu: every operation that a backend provides, as one table of functions.
 //
-// `cpu` (SIMD, threads) and `reference` (plain loops, float64 inside) fill it; the engine never
-// calls a backend in any other way. Shapes stand in brackets, sizes are in elements unless named
-// bytes, and all pointers are borrowed for the call. Operations never allocate device or pool
-// memory and never throw.
+// `cpu` (SIMD, threads), `cuda` and `reference` (plain loops, float64 inside) fill it; the engine
+// never calls a backend in any other way. Shapes stand in brackets, sizes are in elements unless
+// named bytes, and all pointers are borrowed for the call. Operations never allocate pool memory
+// and never throw.
+//
+// Rows, weights, scores and the pages that a segment's `base` leads to lie in the backend's memory
+// (base/device_memory.h). All else is read by the host during the call: arguments, spans, views,
+// and the tables of segments.
 //
 // Order of arithmetic is part of the contract of `cpu`: the result of a row does not depend on the
 // other rows of the call, on the number of threads or on the page size. Each output of a dense
@@ -17,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "base/device_memory.h"
 #include "base/tensor_view.h"
 #include "kernels/kv_view.h"
 #include "kernels/thread_pool.h"
@@ -33,24 +38,8 @@ enum class ActivationType : uint8_t { kQ8, kF32 };
 enum class RopeStyle : uint8_t { kInterleaved, kHalfSplit };
 enum class GateFunction : uint8_t { kSilu, kGeluTanh };
 
-/// Bytes aligned to 64, zero-filled, owned.
-class AlignedBytes {
- public:
-  AlignedBytes() = default;
-  explicit AlignedBytes(size_t bytes);
-  AlignedBytes(AlignedBytes&& other) noexcept;
-  AlignedBytes& operator=(AlignedBytes&& other) noexcept;
-  ~AlignedBytes();
-  std::byte* data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  std::byte* data_ = nullptr;
-  size_t size_ = 0;
-};
-
 /// A weight matrix, [rows, cols] row-major, used as y = x · Wᵀ. `source` borrows the model file's
-/// bytes; `packed` is what a backend made of them (empty in `reference`).
+/// bytes, on the host; `packed` is what a backend made of them (empty in `reference`).
 struct Weight {
   WeightType type = WeightType::kF32;
   int64_t rows = 0;  // outputs
@@ -72,6 +61,7 @@ struct Activations {
   std::vector<float> scales;       // one for each block
   std::vector<int32_t> sums;       // two for each block
   int64_t blocks = 0;              // per row
+  AlignedBytes device;             // a device's own form of them
 };
 
 struct MatmulTarget {
@@ -135,29 +125,27 @@ struct ScoreArgs {
   MatrixView<float> best;  // [kv_heads, chunk_end - chunk_begin], in and out
 };
 
-/// Writes rows of K and V (after RoPE) as pairs [first_pair, first_pair + rows) of a segment,
-/// rounded to the page's types.
+/// Writes rows of K and V (after RoPE), rounded to the page's types, as pairs of the last segment
+/// of their span's view: each where its position is.
 struct StoreKvArgs {
   PageLayout page;
   int kv_heads = 0;
   MatrixView<const float> k;  // [rows, kv_heads * head_dim]
   MatrixView<const float> v;
-  const Segment* target = nullptr;
-  int layer = 0;
-  int64_t first_pair = 0;
+  std::span<const AttentionSpan> spans;  // disjoint rows; windows aren't read
 };
 
-/// Copies pairs of one (layer, head), bits unchanged: pair pairs[i] of `source` becomes pair
-/// target_first + i of `target`. Page sizes and the order of keys may differ, element types and
-/// head_dim may not.
+/// Copies pairs of heads [first_head, first_head + pairs.size()) of a layer, bits unchanged: pair
+/// pairs[h][i] of `source` becomes pair target_first + i of `target`. Page sizes and the order of
+/// keys may differ, element types and head_dim may not.
 struct CopyPairsArgs {
   PageLayout source_page;
   const Segment* source = nullptr;
   PageLayout target_page;
   const Segment* target = nullptr;
   int layer = 0;
-  int head = 0;
-  std::span<const uint32_t> pairs;
+  int first_head = 0;
+  std::span<const std::span<const uint32_t>> pairs;
   int64_t target_first = 0;
 };
 
@@ -175,12 +163,17 @@ inline void check_same_elements(const CopyPairsArgs& args) {
 
 inline constexpr int kMatmulTargetsMax = 8;
 
-/// A backend. Every function may use the pool's threads; copy_pairs runs on the calling thread
-/// alone, so that its callers can spread (layer, head) over threads.
+/// A backend. Every function may use the pool's threads.
 struct Kernels {
   const char* name;
+  const DeviceMemory* memory;
+  int head_dim_max;  // of attention; 0: any
   /// Fills weight.packed from weight.source.
   void (*pack)(Weight& weight, ActivationType activations, ThreadPool& pool);
+  /// out[i] = scale * row tokens[i] of the table. REQUIRES: packed, unless the memory is the
+  /// host's.
+  void (*embed)(const Weight& table, std::span<const int32_t> tokens, float scale,
+                MatrixView<float> out);
   /// Prepares x for matmul; `out` keeps a view of x.
   void (*prepare)(MatrixView<const float> x, ActivationType activations, Activations& out,
                   ThreadPool& pool);
@@ -209,7 +202,7 @@ struct Kernels {
   /// which allocates.
   size_t (*attend_scratch)(const AttendArgs& args, int threads);
   size_t (*score_scratch)(const ScoreArgs& args, int threads);
-  void (*copy_pairs)(const CopyPairsArgs& args);
+  void (*copy_pairs)(const CopyPairsArgs& args, ThreadPool& pool);
 };
 
 /// Plain loops, float64 inside. Slow; the oracle of the tests, and `--backend reference`.

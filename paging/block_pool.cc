@@ -27,9 +27,17 @@ void check_size(const KvGeometry& geometry, int64_t blocks) {
   CHECK_LT(blocks, (int64_t{1} << 32) / geometry.pages_per_block());
 }
 
-std::byte* map_arena(const KvGeometry& geometry, int64_t blocks) {
+std::byte* make_arena(const KvGeometry& geometry, int64_t blocks, const DeviceMemory& memory) {
   check_size(geometry, blocks);
   const auto size = static_cast<size_t>(blocks * geometry.block_bytes());
+  if (!memory.is_host) {
+    std::byte* arena = memory.allocate(size);
+    if (arena == nullptr) {
+      throw Error(ErrorKind::kOutOfMemory,
+                  "the device has no " + std::to_string(size) + " bytes for the KV cache");
+    }
+    return arena;
+  }
   void* arena = mmap(nullptr, size, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (arena == MAP_FAILED) {
@@ -169,14 +177,18 @@ void BlockList::release(int64_t first, int64_t last) {
   }
 }
 
-BlockPool::BlockPool(const KvGeometry& geometry, int64_t blocks)
-    : BlockPool(geometry, {map_arena(geometry, blocks), blocks}, true) {}
+BlockPool::BlockPool(const KvGeometry& geometry, int64_t blocks, const DeviceMemory& memory)
+    : BlockPool(geometry, {make_arena(geometry, blocks, memory), blocks, nullptr, &memory}, true) {}
 
 BlockPool::BlockPool(const KvGeometry& geometry, const BlockArena& arena)
     : BlockPool(geometry, arena, false) {}
 
 BlockPool::BlockPool(const KvGeometry& geometry, const BlockArena& arena, bool owns_arena)
-    : geometry_(geometry), base_(arena.base), owns_arena_(owns_arena), source_(arena.source) {
+    : geometry_(geometry),
+      base_(arena.base),
+      owns_arena_(owns_arena),
+      memory_(arena.memory),
+      source_(arena.source) {
   check_size(geometry, arena.blocks);
   CHECK_EQ(reinterpret_cast<uintptr_t>(base_) % PageLayout::kUnit, 0u);
   refs_.assign(static_cast<size_t>(arena.blocks), 0);
@@ -189,16 +201,22 @@ BlockPool::BlockPool(const KvGeometry& geometry, const BlockArena& arena, bool o
   for (size_t i = 0; i < free_.size(); ++i) {
     free_[i] = static_cast<uint32_t>(free_.size() - 1 - i);  // block 0 is taken first
   }
-  ASAN_POISON_MEMORY_REGION(base_, static_cast<size_t>(bytes()));
+  if (poisons()) {
+    ASAN_POISON_MEMORY_REGION(base_, static_cast<size_t>(bytes()));
+  }
 }
 
 BlockPool::~BlockPool() {
   CHECK_EQ(blocks_in_use(), 0);
   CHECK_EQ(reserved_, 0);
   const auto size = static_cast<size_t>(bytes());
-  ASAN_UNPOISON_MEMORY_REGION(base_, size);
-  if (owns_arena_) {
+  if (poisons()) {
+    ASAN_UNPOISON_MEMORY_REGION(base_, size);
+  }
+  if (owns_arena_ && memory_->is_host) {
     munmap(base_, size);
+  } else if (owns_arena_) {
+    memory_->release(base_);
   }
 }
 
@@ -253,8 +271,10 @@ BlockRef BlockPool::take(BlockReservation& reservation) {
   refs_[id.value] = 1;
   --reservation.blocks_;
   --reserved_;
-  const auto size = static_cast<size_t>(geometry_.block_bytes());
-  ASAN_UNPOISON_MEMORY_REGION(base_ + id.value * size, size);
+  if (poisons()) {
+    const auto size = static_cast<size_t>(geometry_.block_bytes());
+    ASAN_UNPOISON_MEMORY_REGION(base_ + id.value * size, size);
+  }
   return {*this, id};
 }
 
@@ -273,7 +293,7 @@ void BlockPool::unpin(BlockId id) {
     return;
   }
   free_.push_back(id.value);
-  if constexpr (kPoisonsFreed) {
+  if (poisons()) {
     const auto size = static_cast<size_t>(geometry_.block_bytes());
     std::memset(base_ + id.value * size, kFreedByte, size);
     ASAN_POISON_MEMORY_REGION(base_ + id.value * size, size);

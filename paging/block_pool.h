@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "base/device_memory.h"
 #include "base/ids.h"
 #include "base/math.h"
 #include "kernels/kv_view.h"
@@ -70,6 +71,7 @@ struct BlockArena {
   std::byte* base = nullptr;  // aligned to 64 bytes
   int64_t blocks = 0;
   BlockSource* source = nullptr;  // null: all blocks are the pool's while it lives
+  const DeviceMemory* memory = &kHostMemory;
 };
 
 /// A number of blocks promised by the pool but not taken yet. The destructor gives back the rest.
@@ -160,10 +162,10 @@ class BlockPool {
   static constexpr bool kPoisonsFreed = false;
 #endif
 
-  /// Maps `blocks` blocks; the system commits their memory at first touch. Throws
-  /// Error(kOutOfMemory) if the address space can't be had. REQUIRES: blocks > 0, and fewer than
-  /// 2^32 pages in all.
-  BlockPool(const KvGeometry& geometry, int64_t blocks);
+  /// Takes `blocks` blocks of `memory`; of the host's the system commits them at first touch.
+  /// Throws Error(kOutOfMemory) if there isn't so much. REQUIRES: blocks > 0, and fewer than 2^32
+  /// pages in all.
+  BlockPool(const KvGeometry& geometry, int64_t blocks, const DeviceMemory& memory = kHostMemory);
   /// REQUIRES: likewise, and the alignment of arena.base.
   BlockPool(const KvGeometry& geometry, const BlockArena& arena);
   ~BlockPool();  // REQUIRES: nothing is pinned or reserved
@@ -172,6 +174,7 @@ class BlockPool {
 
   const KvGeometry& geometry() const { return geometry_; }
   std::byte* base() const { return base_; }
+  const DeviceMemory& memory() const { return *memory_; }
   /// Page p of the pool starts at base() + p * page_bytes().
   PageId page_id(BlockId block, int64_t page_index) const {
     return {static_cast<uint32_t>(block.value * geometry_.pages_per_block() + page_index)};
@@ -219,8 +222,10 @@ class BlockPool {
   std::vector<uint32_t> free_;  // LIFO: the block freed last is likely still in the CPU's caches
   int64_t reserved_ = 0;
   int64_t held_ = 0;  // blocks that are the pool's: free_ and the pinned ones
-  std::byte* base_;   // bytes()
+  bool poisons() const { return kPoisonsFreed && source_ == nullptr && memory_->is_host; }
+  std::byte* base_;  // bytes()
   bool owns_arena_;
+  const DeviceMemory* memory_;
   BlockSource* source_;        // null: held_ is blocks_total()
   std::vector<bool> is_held_;  // [blocks], only with a source
 };

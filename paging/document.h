@@ -63,6 +63,8 @@ class Document {
   static int64_t blocks_for(const KvGeometry& geometry, const DocumentShape& shape);
 
   const KvGeometry& geometry() const { return pool_->geometry(); }
+  /// What its pages lie in.
+  const DeviceMemory& memory() const { return pool_->memory(); }
   /// Positions that the document takes, system prefix and parents included: where a question
   /// starts.
   int64_t logical_length() const { return first_position() + length_; }
@@ -132,8 +134,8 @@ class Document {
 /// take_blocks(), copy the pairs of every (layer, head), finish(). Dropped before finish(), it
 /// gives its blocks back.
 ///
-/// The caller copies, with Kernels::copy_pairs: source() to target(), pairs source_pairs(layer,
-/// head), target_first(). The four may be called from several threads at once.
+/// The caller copies (engine/compaction.h): source() to target(), pairs source_pairs(layer, head),
+/// target_first(). The four may be called from several threads at once.
 class DocumentBuilder {
  public:
   /// REQUIRES: `full` isn't compressed and has a global group; `kept` fits it.
@@ -149,6 +151,7 @@ class DocumentBuilder {
   /// REQUIRES: called once; the reservation holds blocks_needed().
   void take_blocks(BlockReservation& reservation);
 
+  const PageLayout& page() const { return source_->geometry().page; }
   /// The source's global group.
   Segment source() const { return source_->segment(0); }
   /// The global group to be filled. REQUIRES: take_blocks() was called.

@@ -108,7 +108,7 @@ class SectionWriter {
 
 DocumentImage::DocumentImage(const Document& document, const DocumentIdentity& identity,
                              std::shared_ptr<const ScoreSet> scores)
-    : layout_(document.geometry().page), scores_(std::move(scores)) {
+    : layout_(document.geometry().page), memory_(&document.memory()), scores_(std::move(scores)) {
   if (document.global_layers() == 0) {
     throw Error(ErrorKind::kUsage, "documents of a model without global layers have no files");
   }
@@ -202,10 +202,13 @@ class DocumentFileWriter::State {
       return false;
     }
     const std::byte* page = place.page;
-    if (place.pairs < image_.layout_.page_tokens) {
-      std::memcpy(scratch_.data(), page, scratch_.size());
-      clear_tail(image_.layout_, place.pairs, scratch_.data());
+    const bool partial = place.pairs < image_.layout_.page_tokens;
+    if (partial || !image_.memory_->is_host) {
+      image_.memory_->to_host(scratch_.data(), page, scratch_.size());
       page = scratch_.data();
+    }
+    if (partial) {
+      clear_tail(image_.layout_, place.pairs, scratch_.data());
     }
     sections_.append({page, scratch_.size()});
     return true;

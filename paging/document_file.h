@@ -59,6 +59,7 @@ class DocumentImage {
   friend class DocumentFileWriter;
 
   PageLayout layout_;
+  const DeviceMemory* memory_;
   std::string header_;
   std::vector<uint32_t> lengths_;  // [global layers, heads]
   std::vector<Segment> segments_;  // [groups]

@@ -223,7 +223,7 @@ class DocumentFileReader::State {
     if (!difference.empty()) {
       file_.fail("does not fit: " + difference);
     }
-    page_bytes_ = static_cast<size_t>(expected.page.page_bytes());
+    scratch_.resize(static_cast<size_t>(expected.page.page_bytes()));
   }
 
   const DocumentHeader& header() const { return header_; }
@@ -238,6 +238,7 @@ class DocumentFileReader::State {
       windows.push_back(
           {blank.segment(group), header_.identity.shape.groups[static_cast<size_t>(group)].layers});
     }
+    memory_ = &blank.memory();
     const PageLayout& layout = blank.geometry().page;
     pages_ = PageCursor(layout, {windows.begin(), windows.begin() + 1});
     windows.erase(windows.begin());
@@ -287,7 +288,12 @@ class DocumentFileReader::State {
         scores_read_ += target.size();
       }
     } else if (std::byte* page = (index_ == kPages ? pages_ : windows_).next().page) {
-      target = {page, page_bytes_};
+      if (!memory_->is_host) {
+        section_->read(scratch_);
+        memory_->to_device(page, scratch_.data(), scratch_.size());
+        return static_cast<int64_t>(scratch_.size());
+      }
+      target = {page, scratch_.size()};
     }
     section_->read(target);
     return static_cast<int64_t>(target.size());
@@ -296,7 +302,8 @@ class DocumentFileReader::State {
   InputFile file_;
   Preamble preamble_;
   DocumentHeader header_;
-  size_t page_bytes_ = 0;
+  const DeviceMemory* memory_ = nullptr;  // of the document
+  std::vector<std::byte> scratch_;        // a page
   PageCursor pages_;
   PageCursor windows_;
   size_t index_ = kPages;                   // of the section in hand

@@ -319,9 +319,8 @@ TEST_P(AttentionKernelsTest, StoreKvWritesItsPairsOnly) {
                pair % page.page_tokens, k.row(i / shape.kv_heads) + head * page.head_dim,
                v.row(i / shape.kv_heads) + head * page.head_dim);
     }
-    kernels().store_kv(
-        {page, shape.kv_heads, k.view(), v.view(), &actual.segment, shape.layer, first_pair},
-        pool_);
+    store_pairs(kernels(), page, shape.kv_heads, k.view(), v.view(), actual.segment, shape.layer,
+                first_pair, pool_);
     ASSERT_EQ(std::memcmp(actual.memory.data(), expected.memory.data(), expected.memory.size()), 0)
         << "seed " << seed;
   }
@@ -334,22 +333,26 @@ TEST_P(AttentionKernelsTest, CopyPairsMovesBits) {
     Prng prng(4000 + seed);
     const AttendProblem shape = random_shape(prng);
     const PageLayout& page = shape.page;
-    const int head = static_cast<int>(prng.below(static_cast<uint64_t>(shape.kv_heads)));
     const int64_t length = prng.range(0, 200);
     PagedSegment source =
         make_empty_pages(page, kLayers, shape.kv_heads, {length}, /*first_page=*/0, seed);
     for (size_t i = 0; i < source.memory.size(); ++i) {
       source.memory.data()[i] = static_cast<std::byte>(prng.next());
     }
-    std::vector<uint32_t> pairs;
-    for (uint32_t i = 0; i < length; ++i) {
-      if (prng.chance(0.6)) {
-        pairs.push_back(i);
+    const int first_head = static_cast<int>(prng.below(static_cast<uint64_t>(shape.kv_heads)));
+    std::vector<std::vector<uint32_t>> lists(
+        static_cast<size_t>(prng.range(1, shape.kv_heads - first_head)));
+    for (std::vector<uint32_t>& pairs : lists) {
+      const double share = prng.uniform();
+      for (uint32_t i = 0; i < length; ++i) {
+        if (prng.chance(share)) {
+          pairs.push_back(i);
+        }
       }
     }
     const int64_t target_first = pick<int64_t>(prng, {0, 0, 1, 13});
     const std::vector<int64_t> lengths(static_cast<size_t>(kLayers * shape.kv_heads),
-                                       target_first + static_cast<int64_t>(pairs.size()));
+                                       target_first + length);
     PageLayout target = page;
     target.page_tokens = pick(prng, {16, 32, 64});
     target.key_order = pick(prng, {KeyOrder::kPlain, KeyOrder::kTransposed});
@@ -357,22 +360,28 @@ TEST_P(AttentionKernelsTest, CopyPairsMovesBits) {
     PagedSegment expected = make_empty_pages(target, kLayers, shape.kv_heads, lengths, 0, seed + 1);
     const int64_t k_size = bytes_of(page.k_type);
     const int64_t v_size = bytes_of(page.v_type) * page.head_dim;
-    for (size_t i = 0; i < pairs.size(); ++i) {
-      const int64_t to = target_first + static_cast<int64_t>(i);
-      const int64_t from_slot = pairs[i] % page.page_tokens;
-      const int64_t to_slot = to % target.page_tokens;
-      const std::byte* from_page =
-          source.segment.page(shape.layer, head, pairs[i] / page.page_tokens);
-      std::byte* to_page = expected.segment.page(shape.layer, head, to / target.page_tokens);
-      for (int d = 0; d < page.head_dim; ++d) {
-        std::memcpy(to_page + key_element(target, to_slot, d) * k_size,
-                    from_page + key_element(page, from_slot, d) * k_size, k_size);
+    for (size_t list = 0; list < lists.size(); ++list) {
+      const int head = first_head + static_cast<int>(list);
+      int64_t to = target_first;
+      for (const uint32_t from : lists[list]) {
+        const int64_t from_slot = from % page.page_tokens;
+        const int64_t to_slot = to % target.page_tokens;
+        const std::byte* from_page =
+            source.segment.page(shape.layer, head, from / page.page_tokens);
+        std::byte* to_page = expected.segment.page(shape.layer, head, to / target.page_tokens);
+        for (int d = 0; d < page.head_dim; ++d) {
+          std::memcpy(to_page + key_element(target, to_slot, d) * k_size,
+                      from_page + key_element(page, from_slot, d) * k_size, k_size);
+        }
+        std::memcpy(to_page + target.k_bytes() + to_slot * v_size,
+                    from_page + page.k_bytes() + from_slot * v_size, v_size);
+        ++to;
       }
-      std::memcpy(to_page + target.k_bytes() + to_slot * v_size,
-                  from_page + page.k_bytes() + from_slot * v_size, v_size);
     }
-    kernels().copy_pairs(
-        {page, &source.segment, target, &actual.segment, shape.layer, head, pairs, target_first});
+    const std::vector<std::span<const uint32_t>> pairs(lists.begin(), lists.end());
+    kernels().copy_pairs({page, &source.segment, target, &actual.segment, shape.layer, first_head,
+                          pairs, target_first},
+                         pool_);
     ASSERT_EQ(std::memcmp(actual.memory.data(), expected.memory.data(), expected.memory.size()), 0)
         << "seed " << seed;
   }

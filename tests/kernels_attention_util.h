@@ -128,6 +128,16 @@ inline PagedSegment make_empty_pages(const PageLayout& page, int layers, int kv_
   return paged;
 }
 
+/// Stores rows as pairs [first_pair, first_pair + rows) of one segment.
+inline void store_pairs(const Kernels& kernels, const PageLayout& page, int kv_heads,
+                        MatrixView<const float> k, MatrixView<const float> v,
+                        const Segment& segment, int layer, int64_t first_pair, ThreadPool& pool) {
+  KvView view;
+  view.push(segment);
+  const AttentionSpan span{0, k.rows, segment.first_position + first_pair, &view, layer, 0};
+  kernels.store_kv({page, kv_heads, k, v, {&span, 1}}, pool);
+}
+
 /// Uniform segments are written by the backend's store_kv() in a few calls, ragged ones by hand.
 inline PagedSegment make_pages(const Kernels& kernels, const PageLayout& page, int layers,
                                int kv_heads, const PlainSegment& plain, uint64_t seed) {
@@ -160,7 +170,7 @@ inline PagedSegment make_pages(const Kernels& kernels, const PageLayout& page, i
         std::copy_n(plain.k[at].data() + from, page.head_dim, &k.data[i * page.head_dim]);
         std::copy_n(plain.v[at].data() + from, page.head_dim, &v.data[i * page.head_dim]);
       }
-      kernels.store_kv({page, kv_heads, k.view(), v.view(), &paged.segment, layer, begin}, pool);
+      store_pairs(kernels, page, kv_heads, k.view(), v.view(), paged.segment, layer, begin, pool);
       begin += rows;
     }
   }

@@ -337,7 +337,8 @@ TEST(KernelsDeath, QuantisedPages) {
     CopyPairsArgs args;
     args.source_page = {KvType::kI8, KvType::kI8, 16, 64, KeyOrder::kPlain};
     args.target_page = args.source_page;
-    EXPECT_DEATH(kernels->copy_pairs(args), "is_quantised");
+    ThreadPool pool(1);
+    EXPECT_DEATH(kernels->copy_pairs(args, pool), "is_quantised");
   }
 }
 

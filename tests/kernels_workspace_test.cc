@@ -148,12 +148,14 @@ TEST(KernelsWorkspaceTest, StoreAndCopyNeedNoMemory) {
     const PagedSegment target = make_empty_pages(shape.page, kLayers, shape.kv_heads, {70}, 0, 2);
     const Matrix kv = random_matrix(prng, 70, shape.kv_heads * shape.page.head_dim);
     const std::vector<uint32_t> pairs{3, 5, 69};
+    const std::span<const uint32_t> list(pairs);
     const int64_t before = allocations();
     ThreadPool pool(std::span<std::byte>{});
-    kernels.store_kv(
-        {shape.page, shape.kv_heads, kv.view(), kv.view(), &source.segment, shape.layer, 0}, pool);
+    store_pairs(kernels, shape.page, shape.kv_heads, kv.view(), kv.view(), source.segment,
+                shape.layer, 0, pool);
     kernels.copy_pairs(
-        {shape.page, &source.segment, shape.page, &target.segment, shape.layer, 0, pairs, 1});
+        {shape.page, &source.segment, shape.page, &target.segment, shape.layer, 0, {&list, 1}, 1},
+        pool);
     EXPECT_EQ(allocations(), before);
     const PageLayout& page = shape.page;
     const auto first_key = [&](const PagedSegment& segment, int64_t pair) {

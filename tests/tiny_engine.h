@@ -44,9 +44,10 @@ class TestClock : public SteadyClock {
 
 /// What engines need; several may use it, one after the other.
 struct TinyWorld {
-  explicit TinyWorld(const std::string& name)
-      : model(GgufFile::open(fmt::format("{}/tests/data/tiny/{}.gguf", PAGEZIP_SOURCE_DIR, name)),
-              cpu_kernels(), ActivationType::kF32, threads, [](int64_t, int64_t) {}),
+  explicit TinyWorld(const std::string& name, const Kernels& k = cpu_kernels())
+      : kernels(k),
+        model(GgufFile::open(fmt::format("{}/tests/data/tiny/{}.gguf", PAGEZIP_SOURCE_DIR, name)),
+              kernels, ActivationType::kF32, threads, [](int64_t, int64_t) {}),
         tokenizer(tiny_tokenizer(model.config().vocab)) {
     options.pool_blocks = 600;
     options.chunk_tokens = 16;
@@ -55,7 +56,7 @@ struct TinyWorld {
     options.identity.weights = model.fingerprint();
   }
   std::unique_ptr<Engine> engine() {
-    return std::make_unique<Engine>(model, tokenizer, cpu_kernels(), ActivationType::kF32, threads,
+    return std::make_unique<Engine>(model, tokenizer, kernels, ActivationType::kF32, threads,
                                     options, clock);
   }
   /// Random text.
@@ -80,6 +81,7 @@ struct TinyWorld {
     return events;
   }
 
+  const Kernels& kernels;
   ThreadPool threads{2};
   TestClock clock;
   Model model;

@@ -147,6 +147,7 @@ void copy_kept(const Source& source, const KeptSets& kept, const Document& docum
   const Segment target = document.segment(0);
   const auto prefix = static_cast<uint32_t>(document.prefix_length());
   std::vector<uint32_t> pairs;
+  ThreadPool threads(std::span<std::byte>{});
   for (int layer = 0; layer < kept.layers; ++layer) {
     for (int head = 0; head < kept.heads; ++head) {
       pairs.resize(prefix);
@@ -154,8 +155,16 @@ void copy_kept(const Source& source, const KeptSets& kept, const Document& docum
       for (const uint32_t pair : kept.head(layer, head)) {
         pairs.push_back(prefix + pair);
       }
-      cpu_kernels().copy_pairs(
-          {source.page, &source.segment, document.geometry().page, &target, layer, head, pairs, 0});
+      const std::span<const uint32_t> list(pairs);
+      cpu_kernels().copy_pairs({source.page,
+                                &source.segment,
+                                document.geometry().page,
+                                &target,
+                                layer,
+                                head,
+                                {&list, 1},
+                                0},
+                               threads);
     }
   }
 }

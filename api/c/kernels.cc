@@ -260,6 +260,7 @@ struct CompactCall {
 
 pagezip_status compact(const pagezip_compact_args* from) {
   const CompactCall call(from);
+  ThreadPool threads(std::span<std::byte>{});
   call.for_lists([&](int layer, int head, std::span<const uint32_t> pairs) {
     std::array<uint32_t, 256> absolute;  // NOLINT: filled before it is read
     for (size_t begin = 0; begin < pairs.size(); begin += absolute.size()) {
@@ -267,9 +268,16 @@ pagezip_status compact(const pagezip_compact_args* from) {
       std::transform(part.begin(), part.end(), absolute.begin(), [&](uint32_t pair) {
         return pair + static_cast<uint32_t>(call.args.source_first);
       });
-      cpu_kernels().copy_pairs({call.source_page, &call.source, call.target_page, &call.target,
-                                layer, head, std::span(absolute).first(part.size()),
-                                call.args.target_first + static_cast<int64_t>(begin)});
+      const std::span<const uint32_t> list(absolute.data(), part.size());
+      cpu_kernels().copy_pairs({call.source_page,
+                                &call.source,
+                                call.target_page,
+                                &call.target,
+                                layer,
+                                head,
+                                {&list, 1},
+                                call.args.target_first + static_cast<int64_t>(begin)},
+                               threads);
     }
   });
   return PAGEZIP_OK;

@@ -53,8 +53,10 @@ void add_runtime(CLI::App& app, RuntimeOptions& o) {
       ->group("Runtime");
   add_number<int>(app, "--threads", o.threads, {1, 1024}, "Threads of the CPU kernels")
       ->group("Runtime");
-  add_choice<bool>(app, "--backend", o.reference_backend, {{"cpu", false}, {"reference", true}},
-                   "Kernels; reference is slow and exact")
+  add_choice<Backend>(
+      app, "--backend", o.backend,
+      {{"cpu", Backend::kCpu}, {"cuda", Backend::kCuda}, {"reference", Backend::kReference}},
+      "Kernels; reference is slow and exact")
       ->group("Runtime");
   add_choice<ActivationType>(app, "--activations", o.activations,
                              {{"q8", ActivationType::kQ8}, {"f32", ActivationType::kF32}},

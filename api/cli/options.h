@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "api/http/options.h"
+#include "engine/backend.h"
 #include "engine/pipeline.h"
 
 namespace pagezip {
@@ -23,7 +24,7 @@ struct RuntimeOptions {
   int64_t pool_mib = 0;  // 0: what the job needs
   int64_t context = 0;   // positions; 0: the model's limit
   int threads = 1;
-  bool reference_backend = false;
+  Backend backend = Backend::kCpu;
   ActivationType activations = ActivationType::kQ8;
 };
 

@@ -13,7 +13,7 @@ int run_serve(const Options& options) {
     serve.chat_template = read_text(runtime.chat_template, "chat template");
   }
   serve.threads = runtime.threads;
-  serve.reference_backend = runtime.reference_backend;
+  serve.backend = runtime.backend;
   serve.activations = runtime.activations;
   serve.pool_mib = runtime.pool_mib;
   serve.engine.kv_type = runtime.kv_type;

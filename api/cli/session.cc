@@ -27,7 +27,7 @@ Session::Session(const RuntimeOptions& options, const CompressionOptions* compre
       file_(options.model, given_template(options)),
       frame_(file_.frame(options.system, std::time(nullptr))),
       threads_(options.threads),
-      kernels_(options.reference_backend ? reference_kernels() : cpu_kernels()) {
+      kernels_(kernels_of(options.backend)) {
   if (check) {
     check(file_.identity());
   }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/backend.h"
 #include "engine/engine.h"
 
 namespace pagezip::http {
@@ -34,7 +35,7 @@ struct ServeOptions {
   std::string model_name;  // as clients call it; "": the file's name without its ending
   std::optional<std::string> chat_template;  // its text; nothing: the model's own
   int threads = 1;
-  bool reference_backend = false;
+  Backend backend = Backend::kCpu;
   ActivationType activations = ActivationType::kQ8;
   int64_t pool_mib = 0;       // 0: half of the memory that is free, or what the model can use
   EngineOptions engine;       // pool_blocks, identity and provenance are the server's

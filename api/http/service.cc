@@ -8,7 +8,6 @@
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/post.hpp>
 #include <filesystem>
-#include <fstream>
 
 #include "api/http/api_error.h"
 #include "base/error.h"
@@ -18,25 +17,12 @@ namespace {
 
 constexpr int64_t kPoolContexts = 16;  // of the model's longest context, that a pool holds at most
 
-// Memory that the system can still give, in bytes; 0: unknown.
-int64_t available_memory() {
-  std::ifstream in("/proc/meminfo");
-  for (std::string word; in >> word;) {
-    if (word == "MemAvailable:") {
-      int64_t kib = 0;
-      in >> kib;
-      return kib << 10;
-    }
-  }
-  return 0;
-}
-
 }  // namespace
 
 Service::Service(asio::io_context& io, const ServeOptions& options)
     : io_(io),
       options_(options),
-      kernels_(options.reference_backend ? &reference_kernels() : &cpu_kernels()),
+      kernels_(&kernels_of(options.backend)),
       model_name_(options.model_name.empty() ? std::filesystem::path(options.model).stem().string()
                                              : options.model_name),
       started_s_(clock_.unix_s()),
@@ -112,7 +98,7 @@ int64_t Service::choose_pool() const {
       options_.engine.context_max.value_or(model_->model().config().context_max);
   const auto groups = static_cast<int64_t>(model_->model().kv_groups().size());
   const int64_t wanted = kPoolContexts * groups * (context / options_.engine.page_tokens + 1);
-  const int64_t fits = available_memory() / 2 / block;
+  const int64_t fits = kernels_->memory->bytes_free() / 2 / block;
   return std::max<int64_t>(16, fits > 0 ? std::min(wanted, fits) : wanted);
 }
 

@@ -11,6 +11,7 @@
 #include "kernels/cpu/self_test.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/kernels.h"
+#include "kernels/reference/operations.h"
 
 namespace pagezip {
 namespace cpu {
@@ -42,9 +43,25 @@ void add(MatrixView<float> x, MatrixView<const float> y, ThreadPool& pool) {
            [&](int64_t r, int) { simd_ops().add(x.row(r), y.row(r), x.cols); });
 }
 
-constexpr Kernels kTable = {"cpu", pack,           prepare,       matmul,    rms_norm,
-                            rope,  gate,           add,           store_kv,  attend,
-                            score, attend_scratch, score_scratch, copy_pairs};
+constexpr Kernels kTable = {
+    .name = "cpu",
+    .memory = &kHostMemory,
+    .head_dim_max = 0,
+    .pack = pack,
+    .embed = reference::embed,
+    .prepare = prepare,
+    .matmul = matmul,
+    .rms_norm = rms_norm,
+    .rope = rope,
+    .gate = gate,
+    .add = add,
+    .store_kv = store_kv,
+    .attend = attend,
+    .score = score,
+    .attend_scratch = attend_scratch,
+    .score_scratch = score_scratch,
+    .copy_pairs = copy_pairs,
+};
 
 const char* name_of(DenseIsa isa) {
   switch (isa) {

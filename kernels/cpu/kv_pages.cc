@@ -81,44 +81,51 @@ void store_kv(const StoreKvArgs& args, ThreadPool& pool) {
   check_floats(page);
   const int64_t d = page.head_dim;
   const int64_t k_size = bytes_of(page.k_type);
-  for_rows(args.k.rows, int64_t{2} * args.kv_heads * d, pool, [&](int64_t r, int) {
-    const int64_t pair = args.first_pair + r;
-    const int64_t slot = pair % page.page_tokens;
-    std::byte narrowed[kChannels * sizeof(float)];
-    for (int head = 0; head < args.kv_heads; ++head) {
-      std::byte* start = args.target->page(args.layer, head, pair / page.page_tokens);
-      std::byte* k = start + slot * page.key_stride() * k_size;
-      for (int64_t c = 0; c < d; c += kChannels) {
-        simd_ops().narrow(page.k_type, args.k.row(r) + head * d + c, narrowed, kChannels);
-        copy_elements(page.k_type, narrowed, 1, k + c * page.key_channel_stride() * k_size,
-                      page.key_channel_stride(), kChannels);
+  for (const AttentionSpan& span : args.spans) {
+    const Segment& target = span.view->segments[span.view->count - 1];
+    for_rows(span.rows, int64_t{2} * args.kv_heads * d, pool, [&](int64_t r, int) {
+      const int64_t pair = span.first_position + r - target.first_position;
+      const int64_t slot = pair % page.page_tokens;
+      const float* k_row = args.k.row(span.first_row + r);
+      const float* v_row = args.v.row(span.first_row + r);
+      std::byte narrowed[kChannels * sizeof(float)];
+      for (int head = 0; head < args.kv_heads; ++head) {
+        std::byte* start = target.page(span.layer, head, pair / page.page_tokens);
+        std::byte* k = start + slot * page.key_stride() * k_size;
+        for (int64_t c = 0; c < d; c += kChannels) {
+          simd_ops().narrow(page.k_type, k_row + head * d + c, narrowed, kChannels);
+          copy_elements(page.k_type, narrowed, 1, k + c * page.key_channel_stride() * k_size,
+                        page.key_channel_stride(), kChannels);
+        }
+        simd_ops().narrow(page.v_type, v_row + head * d,
+                          start + page.k_bytes() + slot * d * bytes_of(page.v_type), d);
       }
-      simd_ops().narrow(page.v_type, args.v.row(r) + head * d,
-                        start + page.k_bytes() + slot * d * bytes_of(page.v_type), d);
-    }
-  });
+    });
+  }
 }
 
-void copy_pairs(const CopyPairsArgs& args) {
+void copy_pairs(const CopyPairsArgs& args, ThreadPool& pool) {
   const PageLayout& from = args.source_page;
   const PageLayout& to = args.target_page;
   check_same_elements(args);
   const int64_t k_size = bytes_of(from.k_type);
   const int64_t v_row = bytes_of(from.v_type) * from.head_dim;
-  for (size_t i = 0; i < args.pairs.size(); ++i) {
-    const int64_t source_pair = args.pairs[i];
-    const int64_t target_pair = args.target_first + static_cast<int64_t>(i);
-    const int64_t source_slot = source_pair % from.page_tokens;
-    const int64_t target_slot = target_pair % to.page_tokens;
-    const std::byte* source =
-        args.source->page(args.layer, args.head, source_pair / from.page_tokens);
-    std::byte* target = args.target->page(args.layer, args.head, target_pair / to.page_tokens);
-    copy_elements(from.k_type, source + source_slot * from.key_stride() * k_size,
-                  from.key_channel_stride(), target + target_slot * to.key_stride() * k_size,
-                  to.key_channel_stride(), from.head_dim);
-    std::memcpy(target + to.k_bytes() + target_slot * v_row,
-                source + from.k_bytes() + source_slot * v_row, static_cast<size_t>(v_row));
-  }
+  pool.parallel_for(static_cast<int64_t>(args.pairs.size()), [&](int64_t list, int) {
+    const int head = args.first_head + static_cast<int>(list);
+    int64_t target_pair = args.target_first;
+    for (const int64_t source_pair : args.pairs[static_cast<size_t>(list)]) {
+      const int64_t source_slot = source_pair % from.page_tokens;
+      const int64_t target_slot = target_pair % to.page_tokens;
+      const std::byte* source = args.source->page(args.layer, head, source_pair / from.page_tokens);
+      std::byte* target = args.target->page(args.layer, head, target_pair / to.page_tokens);
+      copy_elements(from.k_type, source + source_slot * from.key_stride() * k_size,
+                    from.key_channel_stride(), target + target_slot * to.key_stride() * k_size,
+                    to.key_channel_stride(), from.head_dim);
+      std::memcpy(target + to.k_bytes() + target_slot * v_row,
+                  source + from.k_bytes() + source_slot * v_row, static_cast<size_t>(v_row));
+      ++target_pair;
+    }
+  });
 }
 
 }  // namespace pagezip::cpu

@@ -19,6 +19,6 @@ void widen_values(const PageLayout& page, const Segment& segment, int layer, int
                   int64_t first, int64_t end, float* target);
 
 void store_kv(const StoreKvArgs& args, ThreadPool& pool);
-void copy_pairs(const CopyPairsArgs& args);
+void copy_pairs(const CopyPairsArgs& args, ThreadPool& pool);
 
 }  // namespace pagezip::cpu

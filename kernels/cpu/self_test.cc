@@ -107,12 +107,12 @@ std::vector<float> small_layer(const Kernels& kernels, RopeStyle style, GateFunc
   segment.heads = kKvHeads;
   KvView view;
   view.push(segment);
-  kernels.store_kv({page, kKvHeads, k_view, {v.data(), kRows, kKvWidth}, &segment, 0, 0}, pool);
+  const AttentionSpan span{0, kRows, 0, &view, 0, 0};
+  kernels.store_kv({page, kKvHeads, k_view, {v.data(), kRows, kKvWidth}, {&span, 1}}, pool);
 
   std::vector<float> out(q.size());
   std::vector<float> lse(kRows * kHeads);
   std::vector<float> best(kKvHeads * kRows, -100.0f);
-  const AttentionSpan span{0, kRows, 0, &view, 0, 0};
   const ScoreRange range{0, 0, kRows, {lse.data(), kRows, kHeads}};
   const MatrixView<float> out_view(out.data(), kRows, kWidth);
   kernels.attend({page, kHeads, kKvHeads, 0.2f, q_view, out_view, {&span, 1}, &range}, pool);

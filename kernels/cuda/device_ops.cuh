@@ -16,6 +16,8 @@
 #error "CUDA kernels need nvcc, or the simulator's headers before them"
 #endif
 
+#include "kernels/cuda/stream.h"
+
 namespace pagezip::cuda {
 
 inline constexpr int kWarpLanes = 32;
@@ -27,9 +29,6 @@ struct Grid {
 };
 
 #if defined(__CUDACC__)
-
-using Stream = cudaStream_t;
-using Status = cudaError_t;
 
 // ---- launches ----
 
@@ -169,15 +168,13 @@ __device__ __forceinline__ void wait_copies() {
 
 #else  // the simulator
 
-struct NoStream {};
-using Stream = NoStream;
-using Status = int;
-
 template <typename Params>
-Status launch(void (*kernel)(Params), Grid grid, int threads, size_t shared_bytes, Stream,
+Status launch(void (*kernel)(Params), Grid grid, int threads, size_t shared_bytes, Stream stream,
               const Params& params) {
-  cuda_sim::launch(kernel, {grid.x, grid.y, 1}, {static_cast<unsigned>(threads), 1, 1},
-                   shared_bytes, params);
+  cuda_sim::run_on(stream, [=] {
+    cuda_sim::launch(kernel, {grid.x, grid.y, 1}, {static_cast<unsigned>(threads), 1, 1},
+                     shared_bytes, params);
+  });
   return 0;
 }
 

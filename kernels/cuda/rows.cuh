@@ -1,5 +1,5 @@
-// Operations on rows of activations: RMSNorm, RoPE, gates, addition, embedding, and the best token
-// of each row of logits. float32 inside; contracts as in kernels/kernels.h.
+// Operations on rows of activations: RMSNorm, RoPE, gates, addition, embedding, rounding, and the
+// best token of each row of logits. float32 inside; contracts as in kernels/kernels.h.
 #pragma once
 
 #include "base/math.h"
@@ -43,11 +43,20 @@ struct RowOperationParams {
 };
 
 struct EmbeddingParams {
-  const uint16_t* table;  // [vocabulary, cols] bfloat16
+  const void* table;      // [vocabulary, cols]
+  bool bf16;              // else float32
   const int32_t* tokens;  // [rows]
   float scale;
   float* out;  // [rows, cols]
   int64_t out_stride;
+  int64_t rows;
+  int64_t cols;
+};
+
+struct RoundRowsParams {
+  const float* x;  // [rows, cols]
+  int64_t x_stride;
+  uint16_t* out;  // [rows, cols] bfloat16, without gaps
   int64_t rows;
   int64_t cols;
 };
@@ -142,9 +151,17 @@ __global__ void __launch_bounds__(kRowThreads) row_operation_kernel(RowOperation
 __global__ void __launch_bounds__(kRowThreads) embedding_kernel(EmbeddingParams p) {
   const int64_t i = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
   if (i < p.rows * p.cols) {
-    const int64_t token = p.tokens[i / p.cols];
-    p.out[i / p.cols * p.out_stride + i % p.cols] =
-        p.scale * bf16_to_f32(p.table[token * p.cols + i % p.cols]);
+    const int64_t at = p.tokens[i / p.cols] * p.cols + i % p.cols;
+    const float value = p.bf16 ? bf16_to_f32(static_cast<const uint16_t*>(p.table)[at])
+                               : static_cast<const float*>(p.table)[at];
+    p.out[i / p.cols * p.out_stride + i % p.cols] = p.scale * value;
+  }
+}
+
+__global__ void __launch_bounds__(kRowThreads) round_rows_kernel(RoundRowsParams p) {
+  const int64_t i = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
+  if (i < p.rows * p.cols) {
+    p.out[i] = static_cast<uint16_t>(pack_bf16(p.x[i / p.cols * p.x_stride + i % p.cols], 0));
   }
 }
 
@@ -221,6 +238,11 @@ inline Status row_operation(const RowOperationParams& p, Stream stream) {
 inline Status embedding(const EmbeddingParams& p, Stream stream) {
   return p.rows * p.cols == 0 ? Status{}
                               : launch(embedding_kernel, one_thread_each(p.rows * p.cols),
+                                       kRowThreads, 0, stream, p);
+}
+inline Status round_rows(const RoundRowsParams& p, Stream stream) {
+  return p.rows * p.cols == 0 ? Status{}
+                              : launch(round_rows_kernel, one_thread_each(p.rows * p.cols),
                                        kRowThreads, 0, stream, p);
 }
 inline Status best_token(const BestTokenParams& p, Stream stream) {

@@ -166,17 +166,21 @@ void attend_row(const AttendArgs& args, const AttentionSpan& span, int64_t row, 
 void store_kv(const StoreKvArgs& args, ThreadPool& pool) {
   const PageLayout& page = args.page;
   check_floats(page);
-  pool.parallel_for(args.k.rows, [&](int64_t row, int) {
-    for (int head = 0; head < args.kv_heads; ++head) {
-      const Pair pair = pair_at(page, *args.target, args.layer, head, args.first_pair + row);
-      const float* k = args.k.row(row) + int64_t{head} * page.head_dim;
-      const float* v = args.v.row(row) + int64_t{head} * page.head_dim;
-      for (int d = 0; d < page.head_dim; ++d) {
-        store(page.k_type, k[d], pair.k + d * pair.k_stride);
-        store(page.v_type, v[d], pair.v + d * pair.v_stride);
+  for (const AttentionSpan& span : args.spans) {
+    const Segment& target = span.view->segments[span.view->count - 1];
+    pool.parallel_for(span.rows, [&](int64_t row, int) {
+      const int64_t i = span.first_position + row - target.first_position;
+      for (int head = 0; head < args.kv_heads; ++head) {
+        const Pair pair = pair_at(page, target, span.layer, head, i);
+        const float* k = args.k.row(span.first_row + row) + int64_t{head} * page.head_dim;
+        const float* v = args.v.row(span.first_row + row) + int64_t{head} * page.head_dim;
+        for (int d = 0; d < page.head_dim; ++d) {
+          store(page.k_type, k[d], pair.k + d * pair.k_stride);
+          store(page.v_type, v[d], pair.v + d * pair.v_stride);
+        }
       }
-    }
-  });
+    });
+  }
 }
 
 void attend(const AttendArgs& args, ThreadPool& pool) {
@@ -212,19 +216,22 @@ void score(const ScoreArgs& args, ThreadPool& pool) {
   });
 }
 
-void copy_pairs(const CopyPairsArgs& args) {
+void copy_pairs(const CopyPairsArgs& args, ThreadPool& pool) {
   const PageLayout& page = args.source_page;
   check_same_elements(args);
-  for (size_t i = 0; i < args.pairs.size(); ++i) {
-    const Pair source = pair_at(page, *args.source, args.layer, args.head, args.pairs[i]);
-    const Pair target = pair_at(args.target_page, *args.target, args.layer, args.head,
-                                args.target_first + static_cast<int64_t>(i));
-    for (int d = 0; d < page.head_dim; ++d) {
-      std::memcpy(target.k + d * target.k_stride, source.k + d * source.k_stride,
-                  static_cast<size_t>(bytes_of(page.k_type)));
+  pool.parallel_for(static_cast<int64_t>(args.pairs.size()), [&](int64_t list, int) {
+    const int head = args.first_head + static_cast<int>(list);
+    int64_t to = args.target_first;
+    for (const uint32_t from : args.pairs[static_cast<size_t>(list)]) {
+      const Pair source = pair_at(page, *args.source, args.layer, head, from);
+      const Pair target = pair_at(args.target_page, *args.target, args.layer, head, to++);
+      for (int d = 0; d < page.head_dim; ++d) {
+        std::memcpy(target.k + d * target.k_stride, source.k + d * source.k_stride,
+                    static_cast<size_t>(bytes_of(page.k_type)));
+      }
+      std::memcpy(target.v, source.v, static_cast<size_t>(page.head_dim * bytes_of(page.v_type)));
     }
-    std::memcpy(target.v, source.v, static_cast<size_t>(page.head_dim * bytes_of(page.v_type)));
-  }
+  });
 }
 
 }  // namespace pagezip::reference

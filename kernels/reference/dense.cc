@@ -105,6 +105,18 @@ void pack(Weight& weight, ActivationType /*activations*/, ThreadPool& /*pool*/) 
   weight.packed = AlignedBytes();
 }
 
+void embed(const Weight& table, std::span<const int32_t> tokens, float scale,
+           MatrixView<float> out) {
+  const int64_t row_size = row_bytes(table.type, table.cols);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    float* row = out.row(static_cast<int64_t>(i));
+    dequantize(table.type, table.source + tokens[i] * row_size, row, table.cols);
+    for (int64_t d = 0; d < table.cols; ++d) {
+      row[d] *= scale;
+    }
+  }
+}
+
 void prepare(MatrixView<const float> x, ActivationType activations, Activations& out,
              ThreadPool& pool) {
   out.values = x;

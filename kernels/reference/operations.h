@@ -9,6 +9,9 @@ namespace pagezip::reference {
 
 // Dense operations (dense.cc).
 void pack(Weight& weight, ActivationType activations, ThreadPool& pool);
+/// `cpu` has no better one.
+void embed(const Weight& table, std::span<const int32_t> tokens, float scale,
+           MatrixView<float> out);
 void prepare(MatrixView<const float> x, ActivationType activations, Activations& out,
              ThreadPool& pool);
 void matmul(const Activations& x, ActivationType activations, std::span<const MatmulTarget> targets,
@@ -25,6 +28,6 @@ void add(MatrixView<float> x, MatrixView<const float> y, ThreadPool& pool);
 void store_kv(const StoreKvArgs& args, ThreadPool& pool);
 void attend(const AttendArgs& args, ThreadPool& pool);
 void score(const ScoreArgs& args, ThreadPool& pool);
-void copy_pairs(const CopyPairsArgs& args);
+void copy_pairs(const CopyPairsArgs& args, ThreadPool& pool);
 
 }  // namespace pagezip::reference

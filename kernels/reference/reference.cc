@@ -6,7 +6,10 @@ namespace pagezip {
 const Kernels& reference_kernels() {
   static constexpr Kernels kKernels{
       .name = "reference",
+      .memory = &kHostMemory,
+      .head_dim_max = 0,
       .pack = reference::pack,
+      .embed = reference::embed,
       .prepare = reference::prepare,
       .matmul = reference::matmul,
       .rms_norm = reference::rms_norm,

@@ -37,7 +37,7 @@ TEST_F(BadInput, ArgumentsAreRefusedBeforeTheModelIsLoaded) {
       {{"--scorer", "h2o"}, 2, "\"h2o\" is none of kvzip|kvzip-logit"},
       {{"--kv-dtype", "f8"}, 2, "\"f8\" is none of f16|bf16|f32"},
       {{"--page-tokens", "17"}, 2, "\"17\" is none of 16|32|64"},
-      {{"--backend", "tpu"}, 2, "\"tpu\" is none of cpu|reference"},
+      {{"--backend", "tpu"}, 2, "\"tpu\" is none of cpu|cuda|reference"},
       {{"--activations", "q4"}, 2, "\"q4\" is none of q8|f32"},
       {{"--min-per-head", "-1"}, 2, "--min-per-head"},
       {{"--min-context", "x"}, 2, "--min-context"},
@@ -72,6 +72,19 @@ TEST_F(BadInput, ArgumentsAreRefusedBeforeTheModelIsLoaded) {
     expect_error(outcome, row.code, row.fragment);
     EXPECT_EQ(outcome.out, "");
   }
+}
+
+TEST_F(BadInput, BackendThatIsNotThere) {
+  const Outcome outcome = ask({"--backend", "cuda"});
+  if (outcome.code == 0) {
+    GTEST_SKIP() << "there is a GPU";
+  }
+  const bool is_built_in = outcome.code == 1;
+  const char* what =
+      is_built_in ? "no CUDA device can be used: " : "this build has no CUDA kernels";
+  const int code = is_built_in ? 1 : 2;
+  expect_error(outcome, code, what);
+  expect_error(run({"serve", "--model", path("model.gguf"), "--backend", "cuda"}), code, what);
 }
 
 TEST_F(BadInput, VerbsAndWhatTheyRequire) {

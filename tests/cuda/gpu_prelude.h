@@ -8,6 +8,7 @@ namespace pagezip::cuda_sim {
 /// Threads run in the order that the GPU likes; a seed changes nothing.
 struct Options {
   uint64_t seed = 0;
+  bool late_work = false;
 };
 inline Options& options() {
   static Options instance;

@@ -53,6 +53,7 @@ inline constexpr size_t kStackBytes = size_t{256} * 1024;
 
 struct Options {
   uint64_t seed = 0;
+  bool late_work = false;  // on streams (device.h)
 };
 /// Of the launches that follow on this thread.
 Options& options();

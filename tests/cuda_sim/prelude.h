@@ -4,5 +4,6 @@
 #define PAGEZIP_CUDA_SIM
 
 #include "tests/cuda_sim/cuda_sim.h"
+#include "tests/cuda_sim/device.h"
 #include "tests/cuda_sim/intrinsics.h"
 #include "tests/cuda_sim/twins.h"

@@ -106,19 +106,34 @@ TEST_F(CudaRowsTest, GatesAndAddition) {
 
 TEST_F(CudaRowsTest, Embedding) {
   Prng prng(4);
-  std::vector<uint16_t> table(50 * 33);
-  for (auto& value : table) {
-    value = float_to_bf16(random_float(prng, 3));
-  }
+  const Matrix floats = random_matrix(prng, 50, 33, 3);
+  std::vector<uint16_t> rounded;
+  std::transform(floats.data.begin(), floats.data.end(), std::back_inserter(rounded),
+                 float_to_bf16);
   const std::vector<int32_t> tokens{49, 0, 7, 7};
-  Matrix out(4, 33, kNan, 2);
-  cuda::embedding(
-      {table.data(), tokens.data(), 5.5f, out.data.data(), out.stride, out.rows, out.cols}, {});
-  for (int64_t i = 0; i < 4 * 33; ++i) {
-    EXPECT_EQ(out.row(i / 33)[i % 33],
-              5.5f * bf16_to_float(table[static_cast<size_t>(tokens[i / 33] * 33 + i % 33)]));
+  for (const bool bf16 : {false, true}) {
+    const void* table = bf16 ? static_cast<const void*>(rounded.data()) : floats.data.data();
+    Matrix out(4, 33, kNan, 2);
+    cuda::embedding(
+        {table, bf16, tokens.data(), 5.5f, out.data.data(), out.stride, out.rows, out.cols}, {});
+    for (int64_t i = 0; i < 4 * 33; ++i) {
+      const auto at = static_cast<size_t>(tokens[static_cast<size_t>(i / 33)] * 33 + i % 33);
+      const float expected = bf16 ? bf16_to_float(rounded[at]) : floats.data[at];
+      EXPECT_EQ(out.row(i / 33)[i % 33], 5.5f * expected);
+    }
+    EXPECT_TRUE(std::isnan(out.row(0)[33]));
   }
-  EXPECT_TRUE(std::isnan(out.row(0)[33]));
+}
+
+TEST_F(CudaRowsTest, RoundRows) {
+  Prng prng(5);
+  const Matrix x = random_matrix(prng, 3, 301, 1e3, 7);
+  std::vector<uint16_t> out(3 * 301 + 1, 77);
+  cuda::round_rows({x.data.data(), x.stride, out.data(), 3, 301}, {});
+  for (int64_t i = 0; i < 3 * 301; ++i) {
+    EXPECT_EQ(out[static_cast<size_t>(i)], float_to_bf16(x.row(i / 301)[i % 301]));
+  }
+  EXPECT_EQ(out.back(), 77);
 }
 
 TEST_F(CudaRowsTest, BestToken) {

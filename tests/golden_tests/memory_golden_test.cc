@@ -30,11 +30,13 @@ TEST_P(Memory, ThreeTenthsOfThePairsTakeAThirdOfTheBytes) {
   const ScoreSet scores = pipeline.score(full, context, text.prompts, go_on);
   EXPECT_EQ(bytes_in_use(), full_bytes) << "scoring takes no pool blocks";
 
-  // Beside the full cache: the residual stream, and one layer's K/V of a chunk in whole pages.
+  // Beside the full cache: the residual stream, and of a chunk one layer's K/V in whole pages and
+  // one layer's scores.
   const ModelConfig& c = model.config();
   const int64_t rows = text.prompts.rows_max(static_cast<int64_t>(context.size()), 2048);
   const int64_t layer_row = int64_t{2} * c.kv_heads * c.head_dim * 2;
-  EXPECT_LE(pipeline.score_bytes(), rows * c.hidden * 4 + (rows + 16) * (layer_row + 4));
+  EXPECT_LE(pipeline.score_bytes(),
+            rows * (c.hidden + c.kv_heads) * 4 + (rows + 16) * (layer_row + 4));
 
   auto compacted =
       pipeline.compact(full, Pipeline::select(scores, {0.3, Selector::kGlobal, 0}), go_on);

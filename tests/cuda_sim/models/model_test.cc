@@ -1,4 +1,4 @@
-// Whole tiny models on the CUDA kernels in the simulator, from prefill over scores, selection and
+// Whole tiny models on the CUDA backend in the simulator, from prefill over scores, selection and
 // compaction to decode, beside the CPU backend.
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 
 #include "base/prng.h"
 #include "engine/pipeline.h"
-#include "tests/cuda_sim/models/sim_kernels.h"
+#include "kernels/cuda/cuda_kernels.h"
 #include "tests/gguf_writer.h"
 #include "tests/tiny_tokenizer.h"
 
@@ -80,11 +80,10 @@ GgufFile model_file(const std::string& name) {
 /// Compresses a document and asks a question of four tokens, the last two one by one. With `kept`,
 /// that is what is compacted: close scores may be chosen differently.
 Results run_job(const Kernels& kernels, const std::string& name, const PipelineOptions& options,
-                const KeptSets* kept) {
+                const KeptSets* kept, ActivationType activations = ActivationType::kF32) {
   ThreadPool threads(1);
-  const Model model(model_file(name), kernels, ActivationType::kF32, threads,
-                    [](int64_t, int64_t) {});
-  Pipeline pipeline(model, kernels, ActivationType::kF32, threads, options, 128);
+  const Model model(model_file(name), kernels, activations, threads, [](int64_t, int64_t) {});
+  Pipeline pipeline(model, kernels, activations, threads, options, 128);
   const auto go_on = [](Stage, int64_t, int64_t) { return true; };
   const auto context = random_tokens(model, 30, 2);
   const auto full = pipeline.prefill(random_tokens(model, 5, 1), context, go_on);
@@ -126,17 +125,37 @@ INSTANTIATE_TEST_SUITE_P(TinyModels, CudaModelTest,
                          });
 
 TEST_P(CudaModelTest, EqualsTheCpuBackend) {
-  cuda_sim::options().seed = 1;
+  cuda_sim::options() = {1, true};
   PipelineOptions options;
   options.chunk_tokens = 16;
   options.prefill_rows = 20;
   const bool tensor_cores = GetParam() == std::string("wide-head");
   options.kv_type = tensor_cores ? KvType::kF16 : KvType::kF32;
   const Results cpu = run_job(cpu_kernels(), GetParam(), options, nullptr);
-  const Results cuda = run_job(sim_kernels(), GetParam(), options, &cpu.kept);
+  const Results cuda = run_job(cuda_kernels(), GetParam(), options, &cpu.kept);
   const double share = tensor_cores ? 5e-3 : 1e-5;
   expect_close(cuda.scores, cpu.scores, share);
   expect_close(cuda.logits, cpu.logits, share);
+}
+
+// Weights and activations rounded to 8 bits of mantissa, in some layers.
+TEST_P(CudaModelTest, Bfloat16IsNear) {
+  cuda_sim::options() = {1, true};
+  PipelineOptions options;
+  options.chunk_tokens = 16;
+  const Results cpu = run_job(cpu_kernels(), GetParam(), options, nullptr);
+  const Results cuda = run_job(cuda_kernels(), GetParam(), options, &cpu.kept, ActivationType::kQ8);
+  expect_close(cuda.scores, cpu.scores, 0.05);
+  expect_close(cuda.logits, cpu.logits, 0.05);
+}
+
+TEST(CudaModel, GivesItsMemoryBack) {
+  const auto allocations = [] {
+    run_job(cuda_kernels(), "wide-head", {}, nullptr);
+    return cuda_sim::device_allocations();
+  };
+  const size_t once = allocations();  // the backend keeps some
+  EXPECT_EQ(allocations(), once);
 }
 
 // How a prompt is cut into steps, and the threads' order, change nothing.
@@ -145,11 +164,11 @@ TEST_P(CudaModelTest, StepsChangeNoBit) {
   options.chunk_tokens = 16;
   options.kv_type = KvType::kF16;
   options.prefill_rows = 512;
-  cuda_sim::options().seed = 2;
-  const Results once = run_job(sim_kernels(), GetParam(), options, nullptr);
+  cuda_sim::options() = {2, false};
+  const Results once = run_job(cuda_kernels(), GetParam(), options, nullptr);
   options.prefill_rows = 7;
-  cuda_sim::options().seed = 3;
-  const Results steps = run_job(sim_kernels(), GetParam(), options, nullptr);
+  cuda_sim::options() = {3, true};
+  const Results steps = run_job(cuda_kernels(), GetParam(), options, nullptr);
   EXPECT_EQ(once.scores, steps.scores);
   EXPECT_EQ(once.kept.pairs, steps.kept.pairs);
   EXPECT_EQ(once.logits, steps.logits);
