@@ -123,7 +123,7 @@ class Life {
     spec.context = text(0, 20);
     spec.chunks = {{0, 20, text(7, 24)}};
     spec.versions = {{0.5, false, 0}};
-    simulation_.submit(std::move(spec), false);
+    simulation_.submit(std::move(spec), nullptr, false);
     return true;
   }
 

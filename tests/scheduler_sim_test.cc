@@ -35,6 +35,10 @@ TEST(SchedulerSim, Swarm) {
   }
   for (const char* path : {"prefix hit",
                            "question on a compressed document",
+                           "question on an extended document",
+                           "extension",
+                           "a lower ratio of a cut version",
+                           "a lower ratio of a full version",
                            "busy",
                            "too large",
                            "kept scores",
@@ -86,7 +90,7 @@ TEST(SchedulerSim, ATinyDocumentIsCancelledAtAnyTime) {
     document.context = {7};
     document.chunks = {{0, 1, {1, 2, 7}}};
     document.versions = {{0.3, false, 0}};
-    simulation.submit(std::move(document), false);
+    simulation.submit(std::move(document), nullptr, false);
     for (int i = 0; i <= commits; ++i) {
       while (simulation.in_flight() < 2 && simulation.plan()) {
       }
@@ -135,7 +139,7 @@ TEST(SchedulerSim, DocumentsAndChatsThatDontFitTogetherAllFinish) {
     document.context = tokens(320);
     document.chunks = {{0, 160, tokens(170)}, {160, 320, tokens(170)}};
     document.versions = {{0.3, false, 0}};
-    simulation.submit(std::move(document), false);
+    simulation.submit(std::move(document), nullptr, false);
   }
   EXPECT_EQ(simulation.finish(), "") << simulation.log();
   EXPECT_EQ(marks["job done"], 20);

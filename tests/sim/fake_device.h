@@ -142,6 +142,8 @@ class FakeDevice : public Device {
     if (rows.document_job) {
       const JobTruth& job = truth_.jobs.at(rows.key.request);
       own = &job.full.pairs;
+      document = job.full.parent;
+      first = job.full.first();
       job_tokens = job.spec.prefix;
       job_tokens.insert(job_tokens.end(), job.spec.context.begin(), job.spec.context.end());
       tokens = &job_tokens;
@@ -183,9 +185,7 @@ class FakeDevice : public Device {
         }
         for (const int64_t row : {begin, begin + rows.rows - 1}) {
           check_own(name, segment, *own, g, layer, head, row);
-          if (document != nullptr) {
-            check_document(name, view.segments[0], *document, g, layer, head, first + row);
-          }
+          check_documents(name, view, view.count - 1, document, g, layer, head, first + row);
         }
       });
     }
@@ -232,6 +232,18 @@ class FakeDevice : public Device {
     }
   }
 
+  // `document` and its parents, of which the root is the view's first segment.
+  void check_documents(const std::string& name, const KvView& view, int segments,
+                       const DocumentTruth* document, int group, int layer, int head,
+                       int64_t position) {
+    for (; document != nullptr && segments > 0; document = document->parent) {
+      check_document(name, view.segments[--segments], *document, group, layer, head, position);
+    }
+    if (document != nullptr || segments != 0) {
+      fail(name + " see a wrong number of documents");
+    }
+  }
+
   void check_document(const std::string& name, const Segment& segment,
                       const DocumentTruth& document, int group, int layer, int head,
                       int64_t position) {
@@ -242,7 +254,7 @@ class FakeDevice : public Device {
     const bool ragged =
         document.kept.has_value() && shape_.groups[static_cast<size_t>(group)].window == 0;
     if (!ragged) {
-      for (int64_t p = window_begin(group, position);
+      for (int64_t p = std::max<int64_t>(window_begin(group, position) - document.first(), 0);
            p < static_cast<int64_t>(document.pairs.size()); ++p) {
         if (p / shape_.geometry.page.page_tokens < segment.first_page || wrong(p, p)) {
           fail(name + " read a wrong pair " + std::to_string(p) + " of their document");
@@ -288,9 +300,9 @@ class FakeDevice : public Device {
     const auto place = static_cast<int>(
         std::count(shape_.is_global.begin(), shape_.is_global.begin() + tile.layer, true));
     const auto total = static_cast<int64_t>(tile.chunk->tokens.size());
-    const Segment segment = tile.full->segment(0);
+    const KvView view = tile.full->view(0);
     for (int head = 0; head < shape_.geometry.kv_heads; ++head) {
-      check_document("score tile", segment, job.full, 0, place, head, segment.uniform_length);
+      check_documents("score tile", view, view.count, &job.full, 0, place, head, job.full.length());
       for (int64_t t = tile.chunk->begin; t < tile.chunk->end; ++t) {
         const int64_t row = (t - tile.chunk->begin) % total;
         if (row >= tile.first_row && row < tile.first_row + tile.rows) {

@@ -159,6 +159,22 @@ void Simulation::arrive() {
   }
 }
 
+// One that its owner still has, or null.
+Simulation::Document* Simulation::some_document() {
+  // Documents that somebody reads can't be reclaimed: room for the largest request stays, as the
+  // engine's quota sees to.
+  int64_t room = options_.blocks - options_.request_blocks;
+  std::vector<Document*> ready;
+  for (Document& document : documents_) {
+    const auto alive = document.alive.lock();
+    room -= alive == nullptr ? 0 : alive->blocks_held();
+    if (document.document != nullptr) {
+      ready.push_back(&document);
+    }
+  }
+  return ready.empty() || room < 0 ? nullptr : ready[prng_.below(ready.size())];
+}
+
 void Simulation::submit_request() {
   RequestSpec spec;
   spec.id = next_id_++;
@@ -167,25 +183,12 @@ void Simulation::submit_request() {
   spec.space = prng_.chance(0.8) ? "shared" : spec.tenant;
   spec.ignore_end = prng_.chance(0.3);
   const DocumentTruth* on = nullptr;
-  // Documents that requests read can't be reclaimed: room for the largest request stays, as the
-  // engine's quota sees to.
-  int64_t room = options_.blocks - options_.request_blocks;
-  for (const Document& document : documents_) {
-    const auto alive = document.alive.lock();
-    room -= alive == nullptr ? 0 : alive->blocks_held();
-  }
-  std::vector<Document*> ready;
-  for (Document& document : documents_) {
-    if (document.document != nullptr && room >= 0) {
-      ready.push_back(&document);
-    }
-  }
-  if (!ready.empty() && prng_.chance(0.5)) {
-    Document& document = *ready[prng_.below(ready.size())];
-    spec.document = document.document;
-    spec.space += document.space;
-    on = document.truth.get();
+  if (const Document* document = prng_.chance(0.5) ? some_document() : nullptr) {
+    spec.document = document->document;
+    spec.space += document->space;
+    on = document->truth.get();
     marks_["question on a compressed document"] += on->kept.has_value() ? 1 : 0;
+    marks_["question on an extended document"] += on->parent != nullptr ? 1 : 0;
   }
   spec.prompt = random_tokens(prng_.range(1, options_.prompt_max));
   if (prng_.chance(0.7)) {
@@ -224,40 +227,73 @@ void Simulation::submit(RequestSpec spec, const DocumentTruth* on) {
 }
 
 void Simulation::submit_document() {
+  const Document* on = prng_.chance(0.4) ? some_document() : nullptr;
+  if (on != nullptr && on->truth->parent == nullptr && prng_.chance(0.5) &&
+      !truth_.jobs.at(on->job).spec.versions.empty()) {
+    return submit_lower_ratio(*on);
+  }
+  if (on != nullptr && on->document->segments() >= pagezip::Document::kSegmentsMax) {
+    on = nullptr;
+  }
   DocumentSpec spec;
   spec.id = next_id_++;
   spec.tenant = "tenant" + std::to_string(prng_.below(static_cast<uint64_t>(options_.tenants)));
   spec.space = "shared";
-  if (prng_.chance(0.7)) {
+  if (on != nullptr) {
+    spec.space += on->space;
+    spec.parent = on->document;
+    ++marks_["extension"];
+  } else if (prng_.chance(0.7)) {
     const std::vector<TokenId>& text = texts_[prng_.below(texts_.size())];
     spec.prefix.assign(text.begin(),
                        text.begin() + prng_.range(0, static_cast<int64_t>(text.size())));
   }
   spec.context = random_tokens(prng_.range(1, options_.document_max));
-  const auto tokens = static_cast<int64_t>(spec.context.size());
   const auto global = static_cast<int>(
       std::count(options_.shape.is_global.begin(), options_.shape.is_global.end(), true));
   if (global > 0 && prng_.chance(0.9)) {
-    const int64_t chunk = prng_.range(1, 80);
-    for (int64_t begin = 0; begin < tokens; begin += chunk) {
-      const int64_t end = std::min(begin + chunk, tokens);
-      spec.chunks.push_back({begin, end, random_tokens(end - begin + prng_.range(1, 12))});
-    }
+    add_chunks(spec);
     const auto versions = prng_.range(1, 2);
     for (int64_t v = 0; v < versions; ++v) {
       const int64_t floor = prng_.chance(0.3) ? prng_.range(0, 5) : 0;
       spec.versions.push_back({0.05 + 0.95 * prng_.uniform(), prng_.chance(0.3), floor});
     }
   }
-  submit(std::move(spec), prng_.chance(0.2));
+  submit(std::move(spec), on == nullptr ? nullptr : on->truth.get(), prng_.chance(0.2));
 }
 
-void Simulation::submit(DocumentSpec spec, bool keeps_scores) {
+void Simulation::add_chunks(DocumentSpec& spec) {
+  const auto tokens = static_cast<int64_t>(spec.context.size());
+  const int64_t chunk = prng_.range(1, 80);
+  for (int64_t begin = 0; begin < tokens; begin += chunk) {
+    const int64_t end = std::min(begin + chunk, tokens);
+    spec.chunks.push_back({begin, end, random_tokens(end - begin + prng_.range(1, 12))});
+  }
+}
+
+// Some of the pairs that a version has, by the scores it was cut with.
+void Simulation::submit_lower_ratio(const Document& source) {
+  const JobTruth& job = truth_.jobs.at(source.job);
+  DocumentSpec spec = job.spec;
+  spec.id = next_id_++;
+  spec.chunks.clear();
+  spec.source = source.document;
+  spec.source_cut = source.version;
+  const VersionSpec cut = source.version.value_or(VersionSpec{1, prng_.chance(0.3), 0});
+  spec.versions = {{cut.keep_ratio * (0.1 + 0.9 * prng_.uniform()), cut.uniform, cut.min_per_head}};
+  ++marks_[spec.source_cut ? "a lower ratio of a cut version" : "a lower ratio of a full version"];
+  submit(std::move(spec), nullptr, true);
+}
+
+void Simulation::submit(DocumentSpec spec, const DocumentTruth* behind, bool keeps_scores) {
   const WorkId id = spec.id;
   const auto global = static_cast<int>(
       std::count(options_.shape.is_global.begin(), options_.shape.is_global.end(), true));
   const auto truth =
-      truth_.jobs.emplace(id, JobTruth(spec, global, options_.shape.geometry.kv_heads));
+      truth_.jobs.emplace(id, JobTruth(spec, behind, global, options_.shape.geometry.kv_heads));
+  // What the truth knows of a text outlives the work on it.
+  truth.first->second.spec.source.reset();
+  truth.first->second.spec.parent.reset();
   if (!spec.versions.empty() && keeps_scores) {
     spec.scores = std::make_shared<ScoreSet>(truth.first->second.scores);
     ++marks_["kept scores"];

@@ -53,7 +53,8 @@ class Simulation {
 
   // A life that somebody else decides on: any of these, as often as wanted, then finish().
   void submit(RequestSpec spec, const DocumentTruth* on);
-  void submit(DocumentSpec spec, bool keeps_scores);
+  /// `behind`: what the document extends, or null.
+  void submit(DocumentSpec spec, const DocumentTruth* behind, bool keeps_scores);
   void cancel(WorkId id);
   void stop(ChoiceKey key);
   void fail_next() { device_.fail_next(); }
@@ -75,6 +76,7 @@ class Simulation {
     std::unique_ptr<DocumentTruth> truth;
     std::string space;
     WorkId job = 0;
+    std::optional<VersionSpec> version;  // nothing: every pair
   };
   struct Progress {
     size_t outputs = 0;
@@ -86,6 +88,9 @@ class Simulation {
   void arrive();
   void submit_request();
   void submit_document();
+  void submit_lower_ratio(const Document& source);
+  Document* some_document();
+  void add_chunks(DocumentSpec& spec);
   void inject();
   void plan_and_run(bool faults);
   void trace(const StepPlan& plan);

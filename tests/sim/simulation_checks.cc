@@ -150,10 +150,12 @@ void Simulation::on_document(const Event& event, bool compressed) {
     truth->kept = std::get<KeptSets>(select(job.scores, job.spec.versions[event.version]));
   }
   const bool keep = prng_.chance(0.7);
-  documents_.push_back({keep ? event.document : nullptr, event.document, std::move(truth),
-                        "doc" + std::to_string(event.key.request) + "/" +
-                            std::to_string(compressed ? event.version + 1 : 0),
-                        event.key.request});
+  documents_.push_back(
+      {keep ? event.document : nullptr, event.document, std::move(truth),
+       "doc" + std::to_string(event.key.request) + "/" +
+           std::to_string(compressed ? event.version + 1 : 0),
+       event.key.request,
+       compressed ? std::optional(job.spec.versions[event.version]) : std::nullopt});
 }
 
 void Simulation::audit() {

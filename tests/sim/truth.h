@@ -52,9 +52,13 @@ inline float score(uint64_t fingerprint, int layer, int head) {
 
 /// A document's text and, of a compressed one, what it keeps.
 struct DocumentTruth {
-  std::vector<uint64_t> pairs;  // fingerprints by logical position
+  const DocumentTruth* parent = nullptr;  // what it extends
+  std::vector<uint64_t> pairs;            // fingerprints of its own positions
   int64_t prefix = 0;
   std::optional<KeptSets> kept;
+
+  int64_t first() const { return parent == nullptr ? 0 : parent->length(); }
+  int64_t length() const { return first() + static_cast<int64_t>(pairs.size()); }
 };
 
 struct JobTruth {
@@ -62,10 +66,14 @@ struct JobTruth {
   DocumentTruth full;
   ScoreSet scores;
 
-  JobTruth(const DocumentSpec& job, int layers, int heads) : spec(job) {
+  /// `parent`: of the document that the job extends, or null.
+  JobTruth(const DocumentSpec& job, const DocumentTruth* parent, int layers, int heads)
+      : spec(job) {
     std::vector<TokenId> tokens = spec.prefix;
     tokens.insert(tokens.end(), spec.context.begin(), spec.context.end());
-    full.pairs = chain(hash_text(spec.space), tokens);
+    const uint64_t root = hash_text(spec.space);
+    full.parent = parent;
+    full.pairs = chain(parent == nullptr ? root : mix(root, parent->pairs.back()), tokens);
     full.prefix = static_cast<int64_t>(spec.prefix.size());
     scores = {layers, heads, static_cast<int64_t>(spec.context.size()), {}};
     for (int layer = 0; layer < layers; ++layer) {
@@ -89,7 +97,7 @@ struct ChoiceTruth {
   ChoiceTruth(const RequestSpec& spec, uint32_t choice, const DocumentTruth* on, int vocab,
               TokenId end)
       : document(on), tokens(spec.prompt) {
-    position = on == nullptr ? 0 : static_cast<int64_t>(on->pairs.size());
+    position = on == nullptr ? 0 : on->length();
     const uint64_t root = hash_text(spec.space);
     const uint64_t before = on == nullptr ? root : mix(root, on->pairs.back());
     pairs = chain(before, tokens);
