@@ -2,6 +2,8 @@
 # On a machine with a GPU: builds the CUDA kernels with their tests, runs the tests on the GPU, and
 # runs a part of them under compute-sanitizer. Needs the CUDA toolkit, a C++20 compiler, CMake and
 # GoogleTest's source (GTEST_SOURCE, by default Debian's /usr/src/googletest); installs nothing.
+# What scripts/gpu_pack.sh made elsewhere is run too: tiny models, the serving engine, and with
+# PAGEZIP_MODELS the golden numbers of the models that are there.
 #
 # Exit code 77: there is no GPU. The log is build/gpu/check.log.
 set -euo pipefail
@@ -34,4 +36,23 @@ if [ -x "$sanitizer" ]; then
   done
 else
   echo "skipped: compute-sanitizer is not installed"
+fi
+
+pack=build/gpu-pack
+if [ -d "$pack" ]; then
+  unset CUDA_LAUNCH_BLOCKING
+  export LD_LIBRARY_PATH=$PWD/$pack:$(dirname "$nvcc")/../lib64:${LD_LIBRARY_PATH:-}
+  echo "== whole models"
+  "$pack/gpu_model_tests"
+  if [ -x "$sanitizer" ]; then
+    "$sanitizer" --tool memcheck --error-exitcode 1 "$pack/gpu_model_tests" \
+      --gtest_filter='*wide_head*:*CudaEngineTest*llama*'
+  fi
+  for model in smollm2:SmolLM2 qwen2:qwen2 gemma3:gemma-3; do
+    if compgen -G "${PAGEZIP_MODELS:-/none}/${model#*:}*" >/dev/null; then
+      PAGEZIP_TEST_BACKEND=cuda "$pack/golden_tests" --gtest_filter="*KvzipGolden*${model%:*}*"
+    fi
+  done
+else
+  echo "skipped: whole models; scripts/gpu_pack.sh builds their tests where packages are"
 fi

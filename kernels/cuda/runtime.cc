@@ -24,6 +24,11 @@ Device& device() {
 }
 
 void require_open(Status status) {
+  if (status == cudaErrorInsufficientDriver) {  // also where there is none at all
+    no_device("there is no NVIDIA driver, or it is older than CUDA " +
+              std::to_string(CUDART_VERSION / 1000) + "." +
+              std::to_string(CUDART_VERSION % 1000 / 10));
+  }
   if (status != cudaSuccess) {
     no_device(cudaGetErrorString(status));
   }

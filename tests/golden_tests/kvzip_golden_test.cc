@@ -41,8 +41,8 @@ class KvzipGolden : public testing::TestWithParam<Case> {
     model_ = &load_model(GetParam().model, GetParam().activations);
     options_.kv_type = GetParam().activations == ActivationType::kF32 ? KvType::kF32 : KvType::kF16;
     options_.chunk_tokens = golden_["chunk"];
-    pipeline_ = std::make_unique<Pipeline>(*model_, cpu_kernels(), GetParam().activations, threads_,
-                                           options_, 4096);
+    pipeline_ = std::make_unique<Pipeline>(*model_, golden_kernels(), GetParam().activations,
+                                           threads_, options_, 4096);
     text_ = std::make_unique<GoldenText>(golden_);
     full_ = pipeline_->prefill(text_->prefix, text_->context, go_on);
   }

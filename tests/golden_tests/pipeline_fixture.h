@@ -2,12 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "engine/backend.h"
 #include "engine/pipeline.h"
 #include "tests/golden_tests/golden_files.h"
 
@@ -32,6 +34,13 @@ inline TokenId best_token(std::span<const float> logits) {
   return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
+/// What runs the models: the CPU's, unless PAGEZIP_TEST_BACKEND=cuda.
+inline const Kernels& golden_kernels() {
+  const char* backend = std::getenv("PAGEZIP_TEST_BACKEND");
+  return kernels_of(backend != nullptr && std::string(backend) == "cuda" ? Backend::kCuda
+                                                                         : Backend::kCpu);
+}
+
 /// Keeps the last model: tests of the same model follow each other, and float32 weights are large.
 inline const Model& load_model(const GoldenModel& golden, ActivationType activations) {
   static ThreadPool threads(2);
@@ -40,8 +49,8 @@ inline const Model& load_model(const GoldenModel& golden, ActivationType activat
   const std::pair<std::string, ActivationType> wanted(golden.file, activations);
   if (model == nullptr || loaded != wanted) {
     model = nullptr;
-    model = std::make_unique<Model>(GgufFile::open(model_path(golden)), cpu_kernels(), activations,
-                                    threads, [](int64_t, int64_t) {});
+    model = std::make_unique<Model>(GgufFile::open(model_path(golden)), golden_kernels(),
+                                    activations, threads, [](int64_t, int64_t) {});
     loaded = wanted;
   }
   return *model;
