@@ -50,6 +50,7 @@ constexpr DeviceMemory kHostMemory{
     .to_device = [](std::byte* t, const void* s, size_t n) { copy(t, s, n); },
     .to_host = [](void* t, const std::byte* s, size_t n) { copy(t, s, n); },
     .copy = [](std::byte* t, const std::byte* s, size_t n) { copy(t, s, n); },
+    .wait = [] {},
 };
 
 AlignedBytes::AlignedBytes(size_t bytes, const DeviceMemory& memory)

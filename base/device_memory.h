@@ -23,6 +23,8 @@ struct DeviceMemory {
   void (*to_device)(std::byte* target, const void* source, size_t bytes) = nullptr;
   void (*to_host)(void* target, const std::byte* source, size_t bytes) = nullptr;
   void (*copy)(std::byte* target, const std::byte* source, size_t bytes) = nullptr;
+  /// Until all that was called before is done.
+  void (*wait)() = nullptr;
 };
 
 /// What the CPU's backends work on.

@@ -1,13 +1,4 @@
-// The engine under load, on a real model. One JSON object a line:
-//
-//   isolation  step times of decoding requests, alone and while a document is compressed beside
-//   them sharing    memory and speed of many requests on one compressed document capacity documents
-//   that fit a fixed pool, compressed and whole
-//
-// serving_bench --model M.gguf --what isolation --document 6000 --decoders 8 --ratio 1.25
-//
-// --step-target-ms sets the target itself instead of its ratio to a decode step; --trace FILE
-// writes what every step did (engine/trace.h).
+// The engine under load, on a real model: one JSON object a line.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,6 +13,15 @@
 
 namespace pagezip {
 namespace {
+
+constexpr const char* kUsage =
+    "serving_bench --model M.gguf [--what isolation|sharing|capacity] [--document TOKENS]\n"
+    "              [--decoders N] [--ratio R | --step-target-ms MS] [--threads N] [--trace FILE]\n"
+    "\n"
+    "isolation  step times of decoding requests, alone and while a document is compressed beside\n"
+    "           them; --ratio is the step target's to a decode step\n"
+    "sharing    memory and speed of many requests on one compressed document\n"
+    "capacity   documents that fit a fixed pool, whole and compressed\n";
 
 struct Arguments {
   std::string model;
@@ -242,26 +242,56 @@ class Bench {
   std::unique_ptr<Engine> engine_;
 };
 
+// False: they make no sense.
+bool parse(int argc, char** argv, Arguments& a) {
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i];
+    const std::string value = argv[i + 1];
+    if (name == "--model") {
+      a.model = value;
+    } else if (name == "--what") {
+      a.what = value;
+    } else if (name == "--document") {
+      a.document = std::stoll(value);
+    } else if (name == "--decoders") {
+      a.decoders = std::stoll(value);
+    } else if (name == "--ratio") {
+      a.ratio = std::stod(value);
+    } else if (name == "--step-target-ms") {
+      a.step_target_ms = std::stod(value);
+    } else if (name == "--trace") {
+      a.trace = value;
+    } else if (name == "--threads") {
+      a.threads = std::stoi(value);
+    } else {
+      return false;
+    }
+  }
+  const bool known = a.what == "isolation" || a.what == "sharing" || a.what == "capacity";
+  return argc % 2 == 1 && known && !a.model.empty();
+}
+
 }  // namespace
 }  // namespace pagezip
 
 int main(int argc, char** argv) {
-  pagezip::Arguments a;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i];
-    const std::string value = argv[i + 1];
-    if (name == "--model") a.model = value;
-    if (name == "--what") a.what = value;
-    if (name == "--document") a.document = std::stoll(value);
-    if (name == "--decoders") a.decoders = std::stoll(value);
-    if (name == "--ratio") a.ratio = std::stod(value);
-    if (name == "--step-target-ms") a.step_target_ms = std::stod(value);
-    if (name == "--trace") a.trace = value;
-    if (name == "--threads") a.threads = std::stoi(value);
+  try {
+    pagezip::Arguments a;
+    if (!pagezip::parse(argc, argv, a)) {
+      std::fputs(pagezip::kUsage, stderr);
+      return 2;
+    }
+    pagezip::Bench bench(a);
+    if (a.what == "isolation") {
+      bench.isolation();
+    } else if (a.what == "sharing") {
+      bench.sharing();
+    } else {
+      bench.capacity();
+    }
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "serving_bench: {}\n", error.what());
+    return 1;
   }
-  pagezip::Bench bench(a);
-  if (a.what == "isolation") bench.isolation();
-  if (a.what == "sharing") bench.sharing();
-  if (a.what == "capacity") bench.capacity();
   return 0;
 }

@@ -64,14 +64,19 @@ void ModelDevice::begin(ChoiceKey key, const ChoiceSampling& sampling,
 void ModelDevice::run(const StepPlan& plan, StepResult& result) {
   result.clear();
   result.step = plan.step;
-  const int64_t start = clock_.now_us();
+  // The cost model learns from these times.
+  const auto now = [&] {
+    transformer_.kernels().memory->wait();
+    return clock_.now_us();
+  };
+  const int64_t start = now();
   run_copies(plan);
   run_rows(plan, result);
-  const int64_t rows_done = clock_.now_us();
+  const int64_t rows_done = now();
   for (const ScoreTile& tile : plan.tiles) {
     slot_.run_tile(*tile.full, *tile.chunk, tile.layer, tile.first_row, tile.rows, *tile.scores);
   }
-  const int64_t tiles_done = clock_.now_us();
+  const int64_t tiles_done = now();
   for (const SelectWork& work : plan.selects) {
     result.selections.push_back(select(*work.scores, work.spec));
   }
@@ -80,7 +85,7 @@ void ModelDevice::run(const StepPlan& plan, StepResult& result) {
   }
   result.rows_us = static_cast<double>(rows_done - start);
   result.tiles_us = static_cast<double>(tiles_done - rows_done);
-  result.compacts_us = static_cast<double>(clock_.now_us() - tiles_done);
+  result.compacts_us = static_cast<double>(now() - tiles_done);
 }
 
 void ModelDevice::run_copies(const StepPlan& plan) {

@@ -31,6 +31,7 @@ std::string to_valid_utf8(std::string_view text);
 
 /// Bytes of the longest start of `text` that is valid UTF-8.
 size_t valid_utf8_bytes(std::string_view text);
+inline bool is_valid_utf8(std::string_view text) { return valid_utf8_bytes(text) == text.size(); }
 
 /// Characters (code points) of valid UTF-8.
 int64_t count_characters(std::string_view utf8);

@@ -27,11 +27,12 @@ build() { # PRESET
 # Our files with one of these endings: tracked, or new and not ignored.
 sources() { git ls-files --cached --others --exclude-standard -- "$@" | sort -u; }
 
-# The .cc files below the API that changed since the branch left main (on main: since the commit
-# before), or that include a header that changed.
+# Of the .cc files that the release build compiles: those that changed since the branch left main (on
+# main: since the commit before), or that include a header that changed.
 tidy_files() {
   local all changed base header
-  all=$(sources '*.cc' | grep -E '^(base|kernels|paging|scheduler|engine|api)/')
+  all=$(comm -12 <(sources '*.cc' | grep -E '^(base|kernels|paging|scheduler|engine|api)/') \
+    <(sed -n "s#^ *\"file\": \"$PWD/\(.*\)\".*#\1#p" build/release/compile_commands.json | sort -u))
   base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || true)
   if [ -z "$base" ] || [ "$base" = "$(git rev-parse HEAD)" ]; then
     base=$(git rev-parse -q --verify HEAD~1 || true)

@@ -114,8 +114,7 @@ void check(DocumentForm& form, const Service& service) {
   if (form.content.empty()) {
     throw ApiError(400, "invalid_value", "'content' is empty", "content");
   }
-  if (form.content.find('\0') != std::string::npos ||
-      valid_utf8_bytes(form.content) != form.content.size()) {
+  if (form.content.find('\0') != std::string::npos || !is_valid_utf8(form.content)) {
     throw ApiError(400, "invalid_value", "'content' is not text in UTF-8", "content");
   }
   if (!is_plain_text(form.name, DocumentListing::kNameBytesMax)) {
@@ -289,7 +288,7 @@ DocumentForm read_multipart_form(std::string_view content_type, std::string_view
       fields["expires_after"] = json::object{{"seconds", error ? json::value("") : seconds}};
     } else if (part.name == "name" || part.name == "system" || part.name == "group" ||
                part.name == "model" || part.name == "extends") {
-      if (valid_utf8_bytes(part.body) != part.body.size()) {
+      if (!is_valid_utf8(part.body)) {
         throw ApiError(400, "invalid_value", fmt::format("'{}' is not UTF-8", part.name),
                        part.name);
       }

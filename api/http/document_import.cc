@@ -69,9 +69,7 @@ void check_fit(const DocumentHeader& header, const Service& service) {
   if (!difference.empty()) {
     throw ApiError(409, "model_mismatch", "the document does not fit: " + difference);
   }
-  const auto is_utf8 = [](const std::string& text) {
-    return valid_utf8_bytes(text) == text.size();
-  };
+  const auto is_utf8 = [](const std::string& text) { return is_valid_utf8(text); };
   const auto& metadata = header.listing.metadata;
   if (!is_utf8(header.listing.name) ||
       !std::all_of(metadata.begin(), metadata.end(),

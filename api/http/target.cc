@@ -38,7 +38,7 @@ std::string decode(std::string_view text, bool plus_is_space) {
   const bool has_control = std::any_of(decoded.begin(), decoded.end(), [](char c) {
     return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
   });
-  if (has_control || valid_utf8_bytes(decoded) != decoded.size()) {
+  if (has_control || !is_valid_utf8(decoded)) {
     throw ApiError(400, "bad_request", "the path has characters that it may not have");
   }
   return decoded;

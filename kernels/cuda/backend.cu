@@ -39,6 +39,7 @@ constexpr DeviceMemory kMemory{
         [](std::byte* target, const std::byte* source, size_t bytes) {
           require(copy(target, source, bytes, compute_stream()), "a copy on the device");
         },
+    .wait = [] { require(synchronize(compute_stream()), "the work"); },
 };
 
 /// Memory between the kernels of one operation. Grows and never shrinks.
