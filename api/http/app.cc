@@ -36,6 +36,18 @@ std::optional<std::string_view> key_of(const RequestHead& head) {
   return head.header("x-api-key");
 }
 
+// As llama-server: bytes where they are no text by themselves.
+json::value piece_json(const std::string& piece) {
+  if (is_valid_utf8(piece)) {
+    return json::string(piece);
+  }
+  json::array bytes;
+  for (const char byte : piece) {
+    bytes.emplace_back(static_cast<unsigned char>(byte));
+  }
+  return bytes;
+}
+
 }  // namespace
 
 App::App(Service& service, Tenants& tenants)
@@ -394,18 +406,23 @@ asio::awaitable<void> App::tokenize(Exchange& exchange) {
       const std::vector<TokenId> own = tokenizer.encode(text, special);
       tokens.insert(tokens.end(), own.begin(), own.end());
     }
+    const bool pieces = fields.boolean("with_pieces").value_or(false);
     json::object reply;
     json::array ids;
     json::array texts;
     for (const TokenId token : tokens) {
-      ids.emplace_back(token);
-      texts.emplace_back(to_valid_utf8(tokenizer.piece(token)));
+      const std::string piece = tokenizer.piece(token);
+      if (pieces) {
+        ids.push_back(json::object{{"id", token}, {"piece", piece_json(piece)}});
+      } else {
+        ids.emplace_back(token);
+      }
+      texts.emplace_back(to_valid_utf8(piece));
     }
     reply["count"] = ids.size();
     reply["max_model_len"] = service_.engine().context_max();
     reply["tokens"] = std::move(ids);
-    if (fields.boolean("return_token_strs").value_or(false) ||
-        fields.boolean("with_pieces").value_or(false)) {
+    if (fields.boolean("return_token_strs").value_or(false)) {
       reply["token_strs"] = std::move(texts);
     }
     return to_text(reply);

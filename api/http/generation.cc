@@ -10,6 +10,7 @@
 #include "api/http/documents.h"
 #include "api/http/json_text.h"
 #include "api/http/target.h"
+#include "api/http/timings.h"
 #include "engine/utf8.h"
 
 namespace pagezip::http {
@@ -220,7 +221,12 @@ class Generation {
     } else {
       one["text"] = event.text;
     }
-    add_event(events, std::move(one));
+    add_event(events, std::move(one), event.finish.has_value() && all_finished());
+  }
+
+  bool all_finished() const {
+    return std::all_of(choices_.begin(), choices_.end(),
+                       [](const ChoiceState& choice) { return choice.finish.has_value(); });
   }
 
   json::object choice_json(size_t index, const json::object& logprobs) const {
@@ -247,11 +253,19 @@ class Generation {
     progress["processed"] = now.done_tokens + now.document_tokens;
     progress["time_ms"] = ms_between(start_, std::chrono::steady_clock::now());
     progress["stage"] = "prefill";
+    json::object one = choice_json(0, {});
+    if (form_.chat) {
+      one["delta"] = role();
+    } else {
+      one["text"] = "";
+    }
     json::object chunk = frame();
-    chunk["choices"] = json::array();
+    chunk["choices"] = json::array{std::move(one)};
     chunk["prompt_progress"] = std::move(progress);
     events += "data: " + to_text(chunk) + "\n\n";
   }
+
+  static json::object role() { return {{"role", "assistant"}, {"content", nullptr}}; }
 
   // Before the first token of any choice.
   void add_roles(std::string& events) {
@@ -261,7 +275,7 @@ class Generation {
     for (size_t index = 0; index < choices_.size(); ++index) {
       json::object one = choice_json(index, {});
       one["finish_reason"] = nullptr;
-      one["delta"] = {{"role", "assistant"}, {"content", nullptr}};
+      one["delta"] = role();
       add_event(events, std::move(one));
     }
   }
@@ -284,11 +298,14 @@ class Generation {
     add_event(events, std::move(one));
   }
 
-  void add_event(std::string& events, json::object choice) const {
+  // `last`: no choice comes after it.
+  void add_event(std::string& events, json::object choice, bool last = false) const {
     json::object chunk = frame();
     chunk["choices"] = json::array{std::move(choice)};
     if (form_.include_usage) {
       chunk["usage"] = nullptr;
+    } else if (last) {
+      add_account(chunk);
     }
     events += "data: " + to_text(chunk) + "\n\n";
   }
@@ -368,24 +385,9 @@ class Generation {
     const OutputUsage now = usage();
     const SteadyTime end = std::chrono::steady_clock::now();
     const SteadyTime first = predicted_ > 0 ? first_token_ : end;
-    const int64_t own = now.prompt_tokens - now.cached_tokens;
-    const double prompt_ms = ms_between(start_, first);
-    const double predicted_ms = ms_between(first, end);
-    const auto per = [](double ms, int64_t n) { return n > 0 ? ms / static_cast<double>(n) : 0; };
-    const auto rate = [](double ms, int64_t n) {
-      return ms > 0 ? 1000 * static_cast<double>(n) / ms : 0;
-    };
-    json::object timings;
-    timings["cache_n"] = now.cached_tokens + now.document_tokens;
-    timings["prompt_n"] = own;
-    timings["prompt_ms"] = prompt_ms;
-    timings["prompt_per_token_ms"] = per(prompt_ms, own);
-    timings["prompt_per_second"] = rate(prompt_ms, own);
-    timings["predicted_n"] = predicted_;
-    timings["predicted_ms"] = predicted_ms;
-    timings["predicted_per_token_ms"] = per(predicted_ms, predicted_);
-    timings["predicted_per_second"] = rate(predicted_ms, predicted_);
-    return timings;
+    return timings_json({now.cached_tokens + now.document_tokens,
+                         now.prompt_tokens - now.cached_tokens, ms_between(start_, first),
+                         predicted_, ms_between(first, end)});
   }
 
   json::value document_json() const {
@@ -417,24 +419,29 @@ class Generation {
     json::object reply = frame();
     reply["choices"] = std::move(choices);
     reply["usage"] = usage_json();
+    add_account(reply);
+    return reply;
+  }
+
+  // How the request went.
+  void add_account(json::object& reply) const {
     reply["timings"] = timings();
     if (!form_.request.document.empty()) {
       reply["document"] = document_json();
     }
-    return reply;
   }
 
+  // A chunk without choices is for those alone who asked for usage: others take the first of each.
   std::string last_events() const {
-    json::object chunk = frame();
-    chunk["choices"] = json::array();
+    std::string events;
     if (form_.include_usage) {
+      json::object chunk = frame();
+      chunk["choices"] = json::array();
       chunk["usage"] = usage_json();
+      add_account(chunk);
+      events = "data: " + to_text(chunk) + "\n\n";
     }
-    chunk["timings"] = timings();
-    if (!form_.request.document.empty()) {
-      chunk["document"] = document_json();
-    }
-    return fmt::format("data: {}\n\ndata: [DONE]\n\n", to_text(chunk));
+    return events + "data: [DONE]\n\n";
   }
 
   std::vector<Header> headers() const {

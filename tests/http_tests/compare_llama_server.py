@@ -16,7 +16,30 @@ import sys
 import time
 
 # "CASE PATH" with wildcards -> why. `+`: only ours has it; `-`: only llama-server has it.
-DELIBERATE = {}
+DELIBERATE = {
+    "* + .choices[[]].logprobs null": "as OpenAI: null where it isn't asked for",
+    "* + .choices[[]].message.refusal null": "as OpenAI",
+    "* + .choices[[]].logprobs.refusal null": "as OpenAI",
+    "* + .usage null": "as OpenAI: null before the chunk that has it",
+    "* + .usage.prompt_tokens_details.cache_write_tokens number": "what this request left in the cache",
+    "* - .choices[[]].logprobs.content[[]]*.id number": "OpenAI has no token ids there",
+    "chat_progress stage 0 + .prompt_progress.stage text": "what is done: prefill",
+    "chat_* stage 1 - .timings.*": "timings come once, in the chunk with the usage",
+    "text_stream *": "as OpenAI: usage has a chunk of its own, without choices",
+    "text_logprobs *": "as OpenAI: the older form of /v1/completions",
+    "models *": "max_model_len as vLLM; no second list as Ollama's, no sizes of the file",
+    "props *": "what is known of this server; no defaults of samplers, slots or modalities",
+    "tokenize* + .count number": "as vLLM, whose gateways ask",
+    "tokenize* + .max_model_len number": "as vLLM, whose gateways ask",
+    "detokenize + .prompt text": "as vLLM",
+    "apply_template + .content text": "what to send to /tokenize",
+    "* + .error.code text": "a word that programs can compare, as OpenAI",
+    "* - .error.code number": "a word that programs can compare, as OpenAI",
+    "* + .error.param *": "as OpenAI: the field that is wrong",
+    "bad_json status 400, llama-server 500": "it is the client's mistake",
+    "empty_messages *": "as OpenAI: an error",
+    "wrong_method status 405, llama-server 404": "with Allow",
+}
 
 
 def free_port():
@@ -67,9 +90,9 @@ class Server:
 
 CHAT = {"messages": [{"role": "system", "content": "You are a helpful assistant."},
                      {"role": "user", "content": "Name three colours of the rainbow."}],
-        "temperature": 0, "max_tokens": 24}
-TEXT = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 16}
-LONG = {"messages": [{"role": "user", "content": "Say hello. " * 150}], "temperature": 0,
+        "temperature": 0, "max_tokens": 8}
+TEXT = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 6}
+LONG = {"messages": [{"role": "user", "content": "Say hello. " * 200}], "temperature": 0,
         "max_tokens": 4}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
