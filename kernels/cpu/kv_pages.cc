@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/simd.h"
@@ -105,12 +106,13 @@ void store_kv(const StoreKvArgs& args, ThreadPool& pool) {
 }
 
 void copy_pairs(const CopyPairsArgs& args, ThreadPool& pool) {
+  constexpr size_t kSerialPairs = 256;
   const PageLayout& from = args.source_page;
   const PageLayout& to = args.target_page;
   check_same_elements(args);
   const int64_t k_size = bytes_of(from.k_type);
   const int64_t v_row = bytes_of(from.v_type) * from.head_dim;
-  pool.parallel_for(static_cast<int64_t>(args.pairs.size()), [&](int64_t list, int) {
+  const auto copy_list = [&](int64_t list, int) {
     const int head = args.first_head + static_cast<int>(list);
     int64_t target_pair = args.target_first;
     for (const int64_t source_pair : args.pairs[static_cast<size_t>(list)]) {
@@ -125,7 +127,18 @@ void copy_pairs(const CopyPairsArgs& args, ThreadPool& pool) {
                   source + from.k_bytes() + source_slot * v_row, static_cast<size_t>(v_row));
       ++target_pair;
     }
-  });
+  };
+  const auto lists = static_cast<int64_t>(args.pairs.size());
+  const size_t pairs =
+      std::accumulate(args.pairs.begin(), args.pairs.end(), size_t{0},
+                      [](size_t sum, const auto& list) { return sum + list.size(); });
+  if (pairs > kSerialPairs) {
+    pool.parallel_for(lists, copy_list);
+    return;
+  }
+  for (int64_t list = 0; list < lists; ++list) {  // a wake-up would take longer
+    copy_list(list, 0);
+  }
 }
 
 }  // namespace pagezip::cpu

@@ -263,8 +263,9 @@ struct LayerSpans {
 void store_kv(const StoreKvArgs& args, ThreadPool&) {
   Backend& b = backend();
   const LayerSpans layer(args.spans);
-  std::vector<AppendRow> targets(static_cast<size_t>(args.k.rows), AppendRow{0, -1});
+  std::vector<AppendRow> targets(static_cast<size_t>(args.k.rows));
   std::vector<Segment> segments;
+  int64_t rows_of_spans = 0;
   int64_t room = Staging::room<AppendRow>(args.k.rows);
   for (const AttentionSpan& span : layer.spans) {
     const Segment& own = segments.emplace_back(span.view->segments[span.view->count - 1]);
@@ -273,7 +274,9 @@ void store_kv(const StoreKvArgs& args, ThreadPool&) {
           span.first_position + i - own.first_position, static_cast<int32_t>(segments.size()) - 1};
     }
     room += room_for(args.page, own, args.kv_heads);
+    rows_of_spans += span.rows;
   }
+  CHECK_EQ(rows_of_spans, args.k.rows);  // each has its target
   b.staging.begin(room + Staging::room<Segment>(static_cast<int64_t>(segments.size())));
   for (Segment& segment : segments) {
     segment = put(b.staging, args.page, segment, args.kv_heads);
