@@ -36,18 +36,6 @@ std::optional<std::string_view> key_of(const RequestHead& head) {
   return head.header("x-api-key");
 }
 
-// As llama-server: bytes where they are no text by themselves.
-json::value piece_json(const std::string& piece) {
-  if (is_valid_utf8(piece)) {
-    return json::string(piece);
-  }
-  json::array bytes;
-  for (const char byte : piece) {
-    bytes.emplace_back(static_cast<unsigned char>(byte));
-  }
-  return bytes;
-}
-
 }  // namespace
 
 App::App(Service& service, Tenants& tenants)
@@ -413,7 +401,14 @@ asio::awaitable<void> App::tokenize(Exchange& exchange) {
     for (const TokenId token : tokens) {
       const std::string piece = tokenizer.piece(token);
       if (pieces) {
-        ids.push_back(json::object{{"id", token}, {"piece", piece_json(piece)}});
+        json::object one;
+        one["id"] = token;
+        if (is_valid_utf8(piece)) {
+          one["piece"] = piece;
+        } else {
+          one["piece"] = bytes_json(piece);
+        }
+        ids.push_back(std::move(one));
       } else {
         ids.emplace_back(token);
       }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <boost/json/value_from.hpp>
 #include <charconv>
+#include <memory>
 
 #include "api/http/api_error.h"
 #include "api/http/documents.h"
@@ -61,15 +62,16 @@ std::optional<KeptSets> kept_sets(const VersionDetail& detail) {
   return kept == nullptr ? std::nullopt : std::optional(std::move(*kept));
 }
 
-// Scores that only the file has. Without them there are no positions.
-void find_scores(VersionDetail& detail) {
+// The scores, from the file if only that has them. Null, so no positions, if the file has just gone
+// or is broken: whoever needs the document finds out what is wrong with it.
+std::shared_ptr<const ScoreSet> scores_of(const VersionDetail& detail) {
   if (detail.scores != nullptr || detail.file.empty()) {
-    return;
+    return detail.scores;
   }
   try {
-    detail.scores = read_document_scores(detail.file);
+    return read_document_scores(detail.file);
   } catch (const Error&) {
-    // The file has just gone; whoever needs the document finds out what is wrong with a broken one.
+    return nullptr;
   }
 }
 
@@ -222,7 +224,7 @@ asio::awaitable<void> Documents::retention(Exchange& exchange, const Tenant& ten
   }
   const std::function<std::string()> work = [detail = std::move(*detail), layers, heads, layer,
                                              kv_head, this]() mutable {
-    find_scores(detail);
+    detail.scores = scores_of(detail);
     return to_text(
         retention_json(detail, layers, heads, layer, kv_head, service_.model().tokenizer()));
   };

@@ -69,11 +69,11 @@ void check_fit(const DocumentHeader& header, const Service& service) {
   if (!difference.empty()) {
     throw ApiError(409, "model_mismatch", "the document does not fit: " + difference);
   }
-  const auto is_utf8 = [](const std::string& text) { return is_valid_utf8(text); };
   const auto& metadata = header.listing.metadata;
-  if (!is_utf8(header.listing.name) ||
-      !std::all_of(metadata.begin(), metadata.end(),
-                   [&](const auto& pair) { return is_utf8(pair.first) && is_utf8(pair.second); })) {
+  if (!is_valid_utf8(header.listing.name) ||
+      !std::all_of(metadata.begin(), metadata.end(), [](const auto& pair) {
+        return is_valid_utf8(pair.first) && is_valid_utf8(pair.second);
+      })) {
     fail_corrupt("has a name or metadata that is not UTF-8");
   }
   const DocumentIdentity& identity = header.identity;

@@ -312,14 +312,10 @@ class Generation {
 
   json::object token_logprob(TokenId token, float logprob) const {
     const std::string bytes = service_.model().tokenizer().piece(token);
-    json::array numbers;
-    for (const char byte : bytes) {
-      numbers.emplace_back(static_cast<unsigned char>(byte));
-    }
     json::object one;
     one["token"] = to_valid_utf8(bytes);
     one["logprob"] = logprob;
-    one["bytes"] = std::move(numbers);
+    one["bytes"] = bytes_json(bytes);
     return one;
   }
 

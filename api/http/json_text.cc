@@ -57,4 +57,12 @@ std::string to_text(const json::value& value) {
   return text;
 }
 
+boost::json::array bytes_json(std::string_view bytes) {
+  boost::json::array numbers;
+  for (const char byte : bytes) {
+    numbers.emplace_back(static_cast<unsigned char>(byte));
+  }
+  return numbers;
+}
+
 }  // namespace pagezip::http

@@ -3,10 +3,14 @@
 
 #include <boost/json/value.hpp>
 #include <string>
+#include <string_view>
 
 namespace pagezip::http {
 
 /// Numbers that JSON can't say become null.
 std::string to_text(const boost::json::value& value);
+
+/// As numbers: of what may be no text by itself.
+boost::json::array bytes_json(std::string_view bytes);
 
 }  // namespace pagezip::http

@@ -497,12 +497,3 @@ def test_metrics_are_prometheus(start_server, tiny_model):
         assert done.returncode == 0, done.stderr + done.stdout
     else:
         pytest.fail("promtool isn't installed: scripts/setup.sh does that")
-
-
-def test_tokens_and_their_pieces(tiny):
-    plain = tiny.request("POST", "/tokenize", {"content": "Hello, wörld!"}).json
-    pieces = tiny.request("POST", "/tokenize", {"content": "Hello, wörld!", "with_pieces": True}).json
-    assert [p["id"] for p in pieces["tokens"]] == plain["tokens"]
-    whole = b"".join(p["piece"].encode() if isinstance(p["piece"], str) else bytes(p["piece"])
-                     for p in pieces["tokens"])
-    assert whole.decode() == "Hello, wörld!"

@@ -1,4 +1,4 @@
-"""`echo` with `logprobs` in /v1/completions: log-probabilities of the prompt's own tokens."""
+"""Tokens of texts: /tokenize, and their log-probabilities by `echo` with `logprobs` in /v1/completions."""
 import json
 
 import pytest
@@ -142,3 +142,12 @@ def test_an_end_token_is_the_last_entry(tiny):
 def test_a_reply_has_a_bound(tiny):
     refused = complete(tiny, ["a b c d e f " * 20] * 64, n=64, logprobs=20)
     assert refused.status == 400 and refused.json["error"]["param"] == "logprobs"
+
+
+def test_tokens_and_their_pieces(tiny):
+    plain = tiny.request("POST", "/tokenize", {"content": "Hello, wörld!"}).json
+    pieces = tiny.request("POST", "/tokenize", {"content": "Hello, wörld!", "with_pieces": True}).json
+    assert [p["id"] for p in pieces["tokens"]] == plain["tokens"]
+    whole = b"".join(p["piece"].encode() if isinstance(p["piece"], str) else bytes(p["piece"])
+                     for p in pieces["tokens"])
+    assert whole.decode() == "Hello, wörld!"
