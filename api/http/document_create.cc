@@ -30,34 +30,53 @@ VersionSpec version_of(const DocumentForm& form, double ratio) {
 
 }  // namespace
 
-// About, before it is made.
-int64_t Documents::bytes_of(const DocumentRequest& request) const {
-  const auto tokens = static_cast<int64_t>(request.prefix.size() + request.context.size());
+// About, before they are made.
+int64_t Documents::bytes_of(int64_t tokens, std::span<const VersionSpec> versions) const {
   const double full = static_cast<double>(full_blocks(tokens, service_.model().model().kv_groups(),
                                                       service_.options().engine.page_tokens) *
                                           service_.geometry().block_bytes());
-  double bytes = request.keep_full || request.versions.empty() ? full : 0;
-  for (const VersionSpec& version : request.versions) {
+  double bytes = 0;
+  for (const VersionSpec& version : versions) {
     bytes += full * version.keep_ratio;
   }
   return static_cast<int64_t>(bytes);
 }
 
-asio::awaitable<void> Documents::check_quota(const Tenant& tenant, int64_t wanted) {
-  if (tenant.kv_bytes_max == 0) {
+int64_t Documents::bytes_of(const DocumentRequest& request) const {
+  const auto tokens = static_cast<int64_t>(request.prefix.size() + request.context.size());
+  std::vector<VersionSpec> versions = request.versions;
+  if (request.keep_full || versions.empty()) {
+    versions.emplace_back();  // every pair
+  }
+  return bytes_of(tokens, versions);
+}
+
+// What is only in a file counts as well: a question brings it back. So does what is being made.
+asio::awaitable<void> Documents::check_quota(const Tenant& tenant, const Scope& owner,
+                                             int64_t wanted) {
+  if (tenant.kv_bytes_max == 0 || owner.kind != Scope::Kind::kTenant) {
     co_return;
   }
   const std::vector<DocumentInfo> infos =
       co_await service_.answer(service_.engine().documents(tenant.requester()));
-  int64_t bytes = 0;
+  std::map<std::string, int64_t> bytes_of_document;
   for (const DocumentInfo& info : infos) {
-    const Scope& scope = info.stored.listing.scope;
-    if (scope.kind != Scope::Kind::kTenant || scope.name != tenant.name) {
-      continue;
+    const DocumentListing& listing = info.stored.listing;
+    if (listing.scope == Scope{Scope::Kind::kTenant, tenant.name}) {
+      for (const DocumentStore::Version& version : info.stored.versions) {
+        bytes_of_document[listing.id] += version.blocks * service_.geometry().block_bytes();
+      }
     }
-    for (const DocumentStore::Version& version : info.stored.versions) {
-      bytes += version.resident ? version.blocks * service_.geometry().block_bytes() : 0;
+  }
+  for (const auto& [id, job] : jobs_) {
+    if (job.tenant == tenant.name && job.task->status().state == DocumentTask::State::kWorking) {
+      int64_t& bytes = bytes_of_document[id];
+      bytes = std::max(bytes, job.quota_bytes);
     }
+  }
+  int64_t bytes = 0;
+  for (const auto& [id, each] : bytes_of_document) {
+    bytes += each;
   }
   if (bytes + wanted > tenant.kv_bytes_max) {
     throw ApiError(429, "insufficient_quota",
@@ -83,8 +102,10 @@ asio::awaitable<Documents::Begun> Documents::begin(const DocumentForm& form,
       co_return begun;
     }
   }
+  const Scope owner = request.listing.scope;
   const int64_t bytes = bytes_of(request);
-  co_await check_quota(tenant, bytes);
+  // Nothing may be awaited from here until the job is among `jobs_`, where the next check finds it.
+  co_await check_quota(tenant, owner, bytes);
   forget_old_jobs();
   const std::string id = make_random_id("doc_");
   request.listing.id = id;
@@ -93,8 +114,14 @@ asio::awaitable<Documents::Begun> Documents::begin(const DocumentForm& form,
   if (task == nullptr) {
     throw ApiError(429, "busy", "too many documents wait").with_header("Retry-After", "1");
   }
-  jobs_[id] = {tenant.name,       form.name, form.metadata, service_.clock().unix_s(),
-               std::move(ratios), task,      false};
+  DocumentJob& job = jobs_[id];
+  job.tenant = tenant.name;
+  job.name = form.name;
+  job.metadata = form.metadata;
+  job.created_s = service_.clock().unix_s();
+  job.ratios = std::move(ratios);
+  job.task = std::move(task);
+  job.quota_bytes = owner.kind == Scope::Kind::kTenant ? bytes : 0;
   Begun begun;
   begun.id = id;
   co_return begun;
@@ -129,6 +156,8 @@ asio::awaitable<void> Documents::add_versions(const Tenant& tenant, const std::s
     if (is_there) {
       continue;
     }
+    const int64_t bytes = bytes_of(info->stored.identity->logical_length(), std::span(&version, 1));
+    co_await check_quota(tenant, info->stored.listing.scope, bytes);
     const std::shared_ptr<DocumentTask> task =
         service_.engine().add_version(tenant.requester(), id, frame.repeat(), version);
     if (task == nullptr) {

@@ -176,7 +176,7 @@ asio::awaitable<void> Documents::put_content(Exchange& exchange, const Tenant& t
   const bool was_there = co_await is_there(tenant, listing, header);
   if (!was_there) {
     const int64_t blocks = Document::blocks_for(service_.geometry(), header.shape());
-    co_await check_quota(tenant, blocks * service_.geometry().block_bytes());
+    co_await check_quota(tenant, listing.scope, blocks * service_.geometry().block_bytes());
     listing.name = header.listing.name;
     listing.metadata = header.listing.metadata;
     listing.created_s = service_.clock().unix_s();

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,7 @@ struct DocumentJob {
   int64_t created_s = 0;
   std::vector<double> ratios;
   std::shared_ptr<DocumentTask> task;
+  int64_t quota_bytes = 0;  // about what it will take of its tenant's quota
   bool cancelled = false;
 };
 
@@ -108,9 +110,11 @@ class Documents {
                                                         const std::string& id);
   asio::awaitable<json::object> need(const Tenant& tenant, const std::string& id);
   asio::awaitable<std::vector<json::object>> describe_all(const Tenant& tenant);
-  /// Throws ApiError(429) if the tenant's documents and `wanted` bytes are more than it may have.
-  asio::awaitable<void> check_quota(const Tenant& tenant, int64_t wanted);
+  /// Throws ApiError(429) if the tenant's documents and `wanted` bytes for a document of `owner`
+  /// are more than it may have. What belongs to a group counts for nobody.
+  asio::awaitable<void> check_quota(const Tenant& tenant, const Scope& owner, int64_t wanted);
   int64_t bytes_of(const DocumentRequest& request) const;
+  int64_t bytes_of(int64_t tokens, std::span<const VersionSpec> versions) const;
   struct Begun {
     std::string id;
     bool was_there = false;
