@@ -213,7 +213,7 @@ std::string Engine::chain_of(const FileKey& key) {
 
 void Engine::begin(GenerateRequest request, const std::shared_ptr<OutputStream>& stream) {
   if (request.document.empty()) {
-    return serve(std::move(request), stream, {});
+    return serve(std::move(request), stream, {}, false);
   }
   const auto refuse = [stream](RefusalKind kind, const std::string& message) {
     OutputEvent event;
@@ -231,15 +231,15 @@ void Engine::begin(GenerateRequest request, const std::shared_ptr<OutputStream>&
   if (!is_ready(id, request.keep_ratio)) {
     return refuse(RefusalKind::kNotReady, "document " + id + " is not ready");
   }
-  Waiting waiting{stream->id(), id, request.keep_ratio, {}, refuse};
-  waiting.serve = [this, stream, request](const DocumentStore::Lease& lease) {
-    serve(request, stream, lease);
+  Waiting waiting{stream->id(), id, request.keep_ratio, {}, refuse, false};
+  waiting.serve = [this, stream, request](const DocumentStore::Lease& lease, bool was_on_disk) {
+    serve(request, stream, lease, was_on_disk);
   };
   wait_for_document(std::move(waiting));
 }
 
 void Engine::serve(GenerateRequest request, const std::shared_ptr<OutputStream>& stream,
-                   const DocumentStore::Lease& lease) {
+                   const DocumentStore::Lease& lease, bool was_on_disk) {
   const auto refuse = [&](RefusalKind kind, std::string message) {
     OutputEvent event;
     event.refusal = {kind, std::move(message)};
@@ -254,6 +254,7 @@ void Engine::serve(GenerateRequest request, const std::shared_ptr<OutputStream>&
   if (lease.document != nullptr) {
     spec.document = lease.document;
     live->usage.keep_ratio = lease.version.keep_ratio;
+    live->usage.was_on_disk = was_on_disk;
     live->usage.document_tokens = spec.document->logical_length();
     // The question's blocks depend on the very version that they were computed on. Only who asked
     // the same question before finds them, not the other readers of the document.

@@ -204,7 +204,7 @@ class Engine {
   void run_commands();
   void begin(GenerateRequest request, const std::shared_ptr<OutputStream>& stream);
   void serve(GenerateRequest request, const std::shared_ptr<OutputStream>& stream,
-             const DocumentStore::Lease& lease);
+             const DocumentStore::Lease& lease, bool was_on_disk);
   void end(WorkId id);
   void take_events(const StepResult& result);
   void tell_progress(const StepPlan& plan);

@@ -267,8 +267,8 @@ void Engine::begin(const DocumentRequest& request, const std::shared_ptr<Documen
   if (!is_ready(request.parent, request.parent_keep_ratio)) {
     return task->fail("document " + request.parent + " is not ready");
   }
-  Waiting waiting{task->id(), request.parent, request.parent_keep_ratio, {}, {}};
-  waiting.serve = [this, request, task](const DocumentStore::Lease& lease) {
+  Waiting waiting{task->id(), request.parent, request.parent_keep_ratio, {}, {}, false};
+  waiting.serve = [this, request, task](const DocumentStore::Lease& lease, bool) {
     begin_child(request, lease, task);
   };
   waiting.refuse = [task](RefusalKind, const std::string& why) { task->fail(why); };
@@ -392,8 +392,8 @@ void Engine::begin_version(const Requester& requester, const std::string& id,
   if (!info.has_scores || source == info.versions.end()) {
     return make_again();
   }
-  Waiting waiting{task->id(), id, source->identity.keep_ratio, {}, {}};
-  waiting.serve = [=, this, tenant = requester.tenant](const DocumentStore::Lease& lease) {
+  Waiting waiting{task->id(), id, source->identity.keep_ratio, {}, {}, false};
+  waiting.serve = [=, this, tenant = requester.tenant](const DocumentStore::Lease& lease, bool) {
     // What was chosen may have gone meanwhile, and with it the scores.
     if (store_.scores(id) == nullptr || !has_all(lease.version, version)) {
       return make_again();

@@ -48,9 +48,10 @@ struct Engine::Waiting {
   WorkId id = 0;
   std::string document;
   std::optional<double> keep_ratio;
-  // One of the two is called.
-  std::function<void(const DocumentStore::Lease&)> serve;
+  // One of the two is called. `was_on_disk`: it had to be read back from its file.
+  std::function<void(const DocumentStore::Lease&, bool was_on_disk)> serve;
   std::function<void(RefusalKind, const std::string&)> refuse;
+  bool was_on_disk = false;
 };
 
 }  // namespace pagezip

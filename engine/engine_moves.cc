@@ -99,28 +99,32 @@ bool Engine::serve_waiting() {
       ++served;
       return waiting;
     };
-    const auto key = store_.pick(waiting_[i].document, waiting_[i].keep_ratio);
+    const auto picked = store_.pick(waiting_[i].document, waiting_[i].keep_ratio);
+    const FileKey key = picked.value_or(FileKey{});
     const DocumentStore::Lease lease =
-        key ? store_.lease(*key, kept_blocks, clock_.unix_s()) : DocumentStore::Lease{};
+        picked ? store_.lease(key, kept_blocks, clock_.unix_s()) : DocumentStore::Lease{};
     switch (lease.answer) {
-      case DocumentStore::Answer::kLeased:
-        take().serve(lease);
+      case DocumentStore::Answer::kLeased: {
+        const Waiting waiting = take();
+        waiting.serve(lease, waiting.was_on_disk);
         break;
+      }
       case DocumentStore::Answer::kNotThere: {
         const Waiting waiting = take();
         waiting.refuse(RefusalKind::kNotFound, "document " + waiting.document + " is gone");
         break;
       }
       case DocumentStore::Answer::kOnDisk:
-        if (store_.blocks_of(*key) > pool_.blocks_total()) {
+        if (store_.blocks_of(key) > pool_.blocks_total()) {
           take().refuse(RefusalKind::kTooLarge, "the document is larger than the KV memory");
           break;
         }
-        if (!store_.is_restoring(*key) &&
-            std::find(restores_.begin(), restores_.end(), *key) == restores_.end()) {
-          restores_.push_back(*key);
+        if (!store_.is_restoring(key) &&
+            std::find(restores_.begin(), restores_.end(), key) == restores_.end()) {
+          restores_.push_back(key);
         }
-        kept_blocks += store_.blocks_of(*key);
+        kept_blocks += store_.blocks_of(key);
+        waiting_[i].was_on_disk = true;
         ++i;
         break;
       case DocumentStore::Answer::kNoRoom:

@@ -60,6 +60,7 @@ struct OutputUsage {
   int64_t done_tokens = 0;      // of them, cached or computed by now
   int64_t document_tokens = 0;  // positions that the document takes
   double keep_ratio = 1;        // of the version that served
+  bool was_on_disk = false;     // and had to be read back from its file
 };
 
 class OutputStream {

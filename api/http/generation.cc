@@ -25,6 +25,9 @@ double ms_between(SteadyTime from, SteadyTime to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
+// Where the document was when it was asked for.
+std::string_view tier_of(const OutputUsage& usage) { return usage.was_on_disk ? "disk" : "memory"; }
+
 json::value null_or(const json::object& object) {
   return object.empty() ? json::value(nullptr) : json::value(object);
 }
@@ -156,6 +159,7 @@ class Generation {
       sum.cached_tokens += one.cached_tokens;
       sum.done_tokens += one.done_tokens;
       sum.document_tokens += one.document_tokens;
+      sum.was_on_disk = sum.was_on_disk || one.was_on_disk;
     }
     return sum;
   }
@@ -387,10 +391,9 @@ class Generation {
   }
 
   json::value document_json() const {
-    json::object document;
-    document["id"] = form_.request.document;
-    document["keep_ratio"] = usage().keep_ratio;
-    return document;
+    const OutputUsage now = usage();
+    return json::object{
+        {"id", form_.request.document}, {"keep_ratio", now.keep_ratio}, {"tier", tier_of(now)}};
   }
 
   json::object whole() {
@@ -445,8 +448,8 @@ class Generation {
     const OutputUsage now = usage();
     const std::string& document = form_.request.document;
     if (!document.empty()) {
-      headers.emplace_back("X-KV-Cache",
-                           fmt::format("document; id={}; ratio={}", document, now.keep_ratio));
+      headers.emplace_back("X-KV-Cache", fmt::format("document; id={}; ratio={}; tier={}", document,
+                                                     now.keep_ratio, tier_of(now)));
       headers.emplace_back("X-KV-Affinity", document);
     } else {
       headers.emplace_back("X-KV-Cache", now.cached_tokens == 0                      ? "miss"

@@ -213,8 +213,8 @@ def test_asking_a_document(tiny):
     document = make(tiny, "ask " + TEXT).json["id"]
     reply = ask(tiny, document)
     assert reply.status == 200
-    assert reply.json["document"] == {"id": document, "keep_ratio": 0.5}
-    assert reply.headers["X-KV-Cache"] == f"document; id={document}; ratio=0.5"
+    assert reply.json["document"] == {"id": document, "keep_ratio": 0.5, "tier": "memory"}
+    assert reply.headers["X-KV-Cache"] == f"document; id={document}; ratio=0.5; tier=memory"
     usage = reply.json["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens_details"][
         "document_tokens"] > 0
@@ -310,8 +310,9 @@ def test_restart_finds_documents(start_server, tiny_model, tmp_path):
     found = server.request("GET", f"/v1/documents/{document}").json
     assert (found["name"], found["residency"]["tier"]) == ("lasting", "disk")
     assert server.request("GET", map_path).json == kept
-    reply = ask(server, document).json
-    assert reply["choices"][0] == before
+    for tier in ("disk", "memory"):
+        reply = ask(server, document).json
+        assert (reply["choices"][0], reply["document"]["tier"]) == (before, tier)
     metrics = server.request("GET", "/metrics").body.decode()
     assert 'pagezip_rows_total{kind="document"} 0' in metrics  # nothing was computed again
 
