@@ -58,8 +58,8 @@ class Program {
         io_(std::make_unique<asio::io_context>(1)),
         service_(*io_, options_),
         app_(service_, tenants_),
-        server_(std::in_place, *io_, options.listen, connection_options()),
-        signals_(std::in_place, *io_, SIGINT, SIGTERM, SIGHUP) {}
+        server_(std::make_unique<Server>(*io_, options.listen, connection_options())),
+        signals_(std::make_unique<asio::signal_set>(*io_, SIGINT, SIGTERM, SIGHUP)) {}
   // Requests that were cut off are coroutines of the I/O context: they go before what they use.
   ~Program() {
     signals_.reset();
@@ -202,8 +202,8 @@ class Program {
   std::unique_ptr<asio::io_context> io_;
   Service service_;
   App app_;
-  std::optional<Server> server_;
-  std::optional<asio::signal_set> signals_;
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<asio::signal_set> signals_;
   std::exception_ptr failure_;
   int64_t told_ = 0;  // loading thread
   bool draining_ = false;

@@ -7,6 +7,7 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <tuple>
 
 #include "base/error.h"
 
@@ -24,16 +25,17 @@ std::shared_ptr<asio::ssl::context> load_certificate(const ListenOptions& listen
   }
   auto tls = std::make_shared<asio::ssl::context>(asio::ssl::context::tls_server);
   tls->set_options(asio::ssl::context::no_tlsv1 | asio::ssl::context::no_tlsv1_1);
-  const auto check = [](const error_code& error, const std::string& file) {
-    if (error) {
-      throw Error(ErrorKind::kUsage, fmt::format("{}: {}", file, error.message()));
+  const auto load = [](const std::string& file, const auto& use) {
+    try {
+      use(file);
+    } catch (const boost::system::system_error& error) {
+      throw Error(ErrorKind::kUsage, fmt::format("{}: {}", file, error.code().message()));
     }
   };
-  error_code error;
-  tls->use_certificate_chain_file(listen.certificate_file, error);
-  check(error, listen.certificate_file);
-  tls->use_private_key_file(listen.key_file, asio::ssl::context::pem, error);
-  check(error, listen.key_file);
+  load(listen.certificate_file,
+       [&](const std::string& file) { tls->use_certificate_chain_file(file); });
+  load(listen.key_file,
+       [&](const std::string& file) { tls->use_private_key_file(file, asio::ssl::context::pem); });
   return tls;
 }
 
@@ -46,19 +48,14 @@ Tcp::acceptor bind(asio::io_context& io, const std::string& host, uint16_t port)
   }
   const Tcp::endpoint endpoint = found.begin()->endpoint();
   Tcp::acceptor acceptor(io);
-  acceptor.open(endpoint.protocol(), error);
-  if (!error) {
-    acceptor.set_option(Tcp::acceptor::reuse_address(true), error);
-  }
-  if (!error) {
-    acceptor.bind(endpoint, error);
-  }
-  if (!error) {
-    acceptor.listen(asio::socket_base::max_listen_connections, error);
-  }
-  if (error) {
+  try {
+    acceptor.open(endpoint.protocol());
+    acceptor.set_option(Tcp::acceptor::reuse_address(true));
+    acceptor.bind(endpoint);
+    acceptor.listen();
+  } catch (const boost::system::system_error& failed) {
     throw Error(ErrorKind::kOutput,
-                fmt::format("can't listen on {}:{}: {}", host, port, error.message()));
+                fmt::format("can't listen on {}:{}: {}", host, port, failed.code().message()));
   }
   return acceptor;
 }
@@ -83,7 +80,7 @@ void Server::start() {
 void Server::stop_listening() {
   for (Tcp::acceptor& acceptor : acceptors_) {
     error_code ignored;
-    acceptor.close(ignored);
+    std::ignore = acceptor.close(ignored);
   }
 }
 

@@ -69,7 +69,7 @@ void Service::load(const Model::Progress& progress) {
                                          options_.activations, *threads_, report);
   EngineOptions engine = options_.engine;
   const int limit = model_->model().config().context_max;
-  if (engine.context_max.value_or(0) > limit) {
+  if (engine.context_max && *engine.context_max > limit) {
     throw Error(ErrorKind::kUsage, fmt::format("--context: {} is above the model's limit of {}",
                                                *engine.context_max, limit));
   }

@@ -7,6 +7,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
+#include <tuple>
 #include <type_traits>
 
 namespace pagezip::http {
@@ -33,7 +34,7 @@ class Alarm {
       if (!error && alive != nullptr) {
         *alive = true;
         error_code ignored;
-        socket_.cancel(ignored);
+        std::ignore = socket_.cancel(ignored);
       }
     });
   }
@@ -83,7 +84,7 @@ class StreamTransport : public Transport {
       alarm_.stop();
     }
     error_code ignored;
-    socket().shutdown(Socket::shutdown_send, ignored);
+    std::ignore = socket().shutdown(Socket::shutdown_send, ignored);
     co_return;
   }
   asio::awaitable<Result> discard_some(std::span<char> into, Deadline deadline) override {
@@ -94,7 +95,7 @@ class StreamTransport : public Transport {
   }
   void close() override {
     error_code ignored;
-    socket().close(ignored);
+    std::ignore = socket().close(ignored);
   }
   bool peer_closed() override {
     pollfd poll_it{socket().native_handle(), POLLRDHUP, 0};
@@ -125,7 +126,7 @@ class StreamTransport : public Transport {
 std::unique_ptr<Transport> make_transport(Socket socket,
                                           const std::shared_ptr<asio::ssl::context>& tls) {
   error_code ignored;
-  socket.set_option(asio::ip::tcp::no_delay(true), ignored);
+  std::ignore = socket.set_option(asio::ip::tcp::no_delay(true), ignored);
   if (tls == nullptr) {
     return std::make_unique<StreamTransport<Socket>>(std::move(socket), nullptr);
   }
