@@ -3,8 +3,8 @@
 # that need no model under ASan and UBSan, then all tests on the release build.
 #
 #   scripts/test.sh           stops at the first failure
-#   scripts/test.sh --full    hours: also ThreadSanitizer, clang-tidy on all files, fuzzing, and the
-#                             random tests with many more seeds
+#   scripts/test.sh --full    hours: also ThreadSanitizer, clang-tidy on all files, load generators and
+#                             an evaluation harness, fuzzing, and the random tests with many more seeds
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -51,8 +51,9 @@ tidy_files() {
 }
 
 stage "packages"
-scripts/setup.sh "$($full && echo --full || echo --tests)"
-scripts/client_env.sh
+needs=$($full && echo --full || echo --tests)
+scripts/setup.sh "$needs"
+scripts/client_env.sh "$needs"
 stage "models"
 export PAGEZIP_MODELS=${PAGEZIP_MODELS:-${XDG_CACHE_HOME:-$HOME/.cache}/pagezip/models}
 scripts/fetch_models.sh smollm2 qwen2.5 gemma3
@@ -85,6 +86,9 @@ if [ ${#files[@]} -gt 0 ]; then
 fi
 
 if $full; then
+  stage "clients that bring torch"
+  tests/http_tests/run.sh "$PWD/build/release/pagezip" "$PWD/build/release/tests/write_tiny_model" \
+    test_full_clients.py
   stage "fuzzing"
   scripts/fuzz.sh 300
   export PAGEZIP_TEST_FULL=1 PAGEZIP_FUZZ_REQUESTS=10000
