@@ -1,5 +1,6 @@
 // Which documents are in memory: who waits for one, what is read back, what is written.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -146,7 +147,9 @@ bool Engine::restore() {
     if (const int64_t missing = blocks - gathered_.blocks(); missing > 0) {
       scheduler_.make_room(missing);
       const int64_t some = std::min(missing, pool_.blocks_available());
-      gathered_.merge(*pool_.reserve(some));
+      std::optional<BlockReservation> part = pool_.reserve(some);
+      CHECK(part.has_value());
+      gathered_.merge(std::move(*part));
       if (some < missing) {
         return moved;
       }
