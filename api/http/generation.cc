@@ -115,6 +115,7 @@ class Generation {
     } else {
       Reply answer = json_text(to_text(whole()));
       answer.headers = headers();
+      answer.headers.emplace_back("Server-Timing", server_timing(timings()));
       co_await exchange_.send(std::move(answer));
     }
   }
@@ -381,13 +382,12 @@ class Generation {
     return usage;
   }
 
-  json::object timings() const {
+  Timings timings() const {
     const OutputUsage now = usage();
     const SteadyTime end = std::chrono::steady_clock::now();
     const SteadyTime first = predicted_ > 0 ? first_token_ : end;
-    return timings_json({now.cached_tokens + now.document_tokens,
-                         now.prompt_tokens - now.cached_tokens, ms_between(start_, first),
-                         predicted_, ms_between(first, end)});
+    return {now.cached_tokens + now.document_tokens, now.prompt_tokens - now.cached_tokens,
+            ms_between(start_, first), predicted_, ms_between(first, end)};
   }
 
   json::value document_json() const {
@@ -424,7 +424,7 @@ class Generation {
 
   // How the request went.
   void add_account(json::object& reply) const {
-    reply["timings"] = timings();
+    reply["timings"] = timings_json(timings());
     if (!form_.request.document.empty()) {
       reply["document"] = document_json();
     }

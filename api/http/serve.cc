@@ -50,6 +50,15 @@ std::string describe_pool(const Service& service) {
                      service.options().engine.page_tokens, geometry.block_bytes());
 }
 
+// The trace that a request belongs to, for the log: W3C Trace Context §3.2, version 0.
+std::string trace_of(const RequestHead& head) {
+  const std::string_view parent = head.header("traceparent").value_or("");
+  const bool is_known = parent.size() == 55 && parent.starts_with("00-") && parent[35] == '-';
+  const std::string_view id = is_known ? parent.substr(3, 32) : "";
+  const bool is_id = !id.empty() && id.find_first_not_of("0123456789abcdef") == id.npos;
+  return is_id ? fmt::format(" trace={}", id) : "";
+}
+
 class Program {
  public:
   explicit Program(const ServeOptions& options)
@@ -111,9 +120,9 @@ class Program {
     const bool is_probe = head.path == "/health" || head.path == "/ready" ||
                           head.path == "/metrics" || head.path == "/state";
     if (options_.access_log && !is_probe) {
-      say(fmt::format("{} {} {} {} {:.1f} ms {}", exchange.tenant.empty() ? "-" : exchange.tenant,
+      say(fmt::format("{} {} {} {} {:.1f} ms {}{}", exchange.tenant.empty() ? "-" : exchange.tenant,
                       head.method, to_printable(head.path, 200), exchange.status,
-                      static_cast<double>(time.count()) / 1000, head.id));
+                      static_cast<double>(time.count()) / 1000, head.id, trace_of(head)));
     }
   }
 

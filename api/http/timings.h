@@ -1,8 +1,11 @@
-// How long a request took, in the words of llama-server.
+// How long a request took.
 #pragma once
+
+#include <fmt/format.h>
 
 #include <boost/json/object.hpp>
 #include <cstdint>
+#include <string>
 
 namespace pagezip::http {
 
@@ -14,6 +17,7 @@ struct Timings {
   double predicted_ms = 0;
 };
 
+/// In the words of llama-server.
 inline boost::json::object timings_json(const Timings& t) {
   const auto per = [](double ms, int64_t n) { return n > 0 ? ms / static_cast<double>(n) : 0; };
   const auto rate = [](double ms, int64_t n) {
@@ -30,6 +34,11 @@ inline boost::json::object timings_json(const Timings& t) {
   timings["predicted_per_token_ms"] = per(t.predicted_ms, t.predicted);
   timings["predicted_per_second"] = rate(t.predicted_ms, t.predicted);
   return timings;
+}
+
+/// For the header Server-Timing (W3C), which browsers and proxies show.
+inline std::string server_timing(const Timings& t) {
+  return fmt::format("prompt;dur={:.1f}, decode;dur={:.1f}", t.prompt_ms, t.predicted_ms);
 }
 
 }  // namespace pagezip::http

@@ -298,6 +298,20 @@ def test_request_ids(tiny):
     assert reply.headers["X-Request-Id"].startswith("req_")
 
 
+def test_traces_and_times(start_server, tiny_model):
+    server = start_server(tiny_model, "--pool-mib", "16")
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    reply = server.request("POST", "/v1/chat/completions", CHAT,
+                           {"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
+    parts = dict(part.strip().split(";dur=") for part in reply.headers["Server-Timing"].split(","))
+    assert abs(float(parts["prompt"]) - reply.json["timings"]["prompt_ms"]) < 100
+    assert abs(float(parts["decode"]) - reply.json["timings"]["predicted_ms"]) < 100
+    for bad in ("x", f"00-{trace[:-1]}\x1b-b7ad6b7169203331-01", f"ff-{trace}-b7ad6b7169203331-01"):
+        server.raw(get(b"/v1/models", b"traceparent: " + bad.encode() + b"\r\n"))
+    lines = [line for line in server.text().splitlines() if "trace=" in line]
+    assert len(lines) == 1 and lines[0].endswith(f"{reply.headers['X-Request-Id']} trace={trace}")
+
+
 def test_too_many_connections(start_server, tiny_model):
     server = start_server(tiny_model, "--pool-mib", "16", "--max-connections", "3")
     held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
