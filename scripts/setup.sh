@@ -12,7 +12,7 @@ packages=(
   python3-venv                  # the model download runs pip in a virtual environment
   clang-format-14 clang-tidy-19 # versions are pinned: other ones format and warn differently
 )
-tests=(chromium fonts-dejavu-core openssl prometheus) # prometheus brings promtool
+tests=(chromium curl fonts-dejavu-core openssl prometheus) # prometheus brings promtool
 case ${1:-} in
   '') ;;
   --tests) packages+=("${tests[@]}") ;;
