@@ -104,8 +104,8 @@ asio::awaitable<Documents::Begun> Documents::begin(const DocumentForm& form,
   }
   const Scope owner = request.listing.scope;
   const int64_t bytes = bytes_of(request);
-  // Nothing may be awaited from here until the job is among `jobs_`, where the next check finds it.
   co_await check_quota(tenant, owner, bytes);
+  // Nothing is awaited until the job is among `jobs_`: so the next check finds it there.
   forget_old_jobs();
   const std::string id = make_random_id("doc_");
   request.listing.id = id;
