@@ -146,13 +146,18 @@ void ModelDevice::run_rows(const StepPlan& plan, StepResult& result) {
   logits_.resize(std::max(logits_.size(), sampled_rows * vocab));
   transformer_.forward(spans_, {logits_.device(), sampled_rows, vocab});
   logits_.to_host(0, sampled_rows * vocab);
-  const float* logits = logits_.host();
+  std::vector<const RowsWork*> sampled;
+  sampled.reserve(static_cast<size_t>(sampled_rows));
   for (const RowsWork& work : plan.rows) {
     if (work.slots > 0) {
-      sample(work, {logits, static_cast<size_t>(vocab)}, result);
-      logits += vocab;
+      sampled.push_back(&work);
     }
   }
+  const MatrixView<const float> logits(logits_.host(), sampled_rows, vocab);
+  transformer_.pool().parallel_for(sampled_rows, [&](int64_t row, int) {
+    sample(*sampled[static_cast<size_t>(row)], {logits.row(row), static_cast<size_t>(vocab)},
+           result);
+  });
   run_targets(plan, result);
   recent_.emplace_back(plan.step, result.tokens);
   if (recent_.size() > kRecentSteps) {
@@ -184,6 +189,7 @@ void ModelDevice::run_targets(const StepPlan& plan, StepResult& result) {
   }
 }
 
+// On any thread: no two rows have a choice or a slot in common.
 void ModelDevice::sample(const RowsWork& work, std::span<const float> logits, StepResult& result) {
   for (int64_t i = 0; i < work.slots; ++i) {
     const auto slot = static_cast<size_t>(work.first_slot + i);

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "base/check.h"
@@ -35,29 +37,74 @@ Sampler::Sampler(const SamplingParams& params, std::span<const TokenId> history)
   }
 }
 
+namespace {
+
+// The largest, or NaN if there is one.
+float largest(std::span<const float> logits) {
+  constexpr size_t kLanes = 16;  // independent ones, for the compiler to do at once
+  std::array<float, kLanes> most{};
+  most.fill(-std::numeric_limits<float>::infinity());
+  std::array<uint32_t, kLanes> nans{};
+  const auto look = [&](size_t lane, float x) {
+    most[lane] = x > most[lane] ? x : most[lane];
+    nans[lane] |= x != x ? 1u : 0u;
+  };
+  size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      look(lane, logits[i + lane]);
+    }
+  }
+  for (; i < logits.size(); ++i) {
+    look(0, logits[i]);
+  }
+  const bool nan = std::any_of(nans.begin(), nans.end(), [](uint32_t n) { return n != 0; });
+  return nan ? std::numeric_limits<float>::quiet_NaN()
+             : *std::max_element(most.begin(), most.end());
+}
+
+// exp((logit - best) / temperature) to float's precision: a vocabulary has 10^5 of them, and for
+// most tokens all that matters is that they are tiny.
+double weight(float logit, double best, double temperature) {
+  constexpr double kNothing = -100;  // float ends at -103
+  const double power = (logit - best) / temperature;
+  return power > kNothing ? std::exp(static_cast<float>(power)) : 0;
+}
+
+float logit_of(float logit) { return logit; }
+float logit_of(const auto& candidate) { return candidate.logit; }
+
+double mass_of(const auto& tokens, double best) {
+  double sum = 0;
+  for (const auto& token : tokens) {
+    sum += weight(logit_of(token), best, 1);
+  }
+  return sum;
+}
+
+// Tokens whose weights are added up before the draw, and looked at one by one only in the block
+// that it falls into.
+constexpr size_t kDrawBlock = 512;
+
+}  // namespace
+
 TokenId Sampler::sample(std::span<const float> logits) {
   CHECK(!logits.empty());
-  candidates_.resize(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (std::isnan(logits[i])) {
-      throw Error(ErrorKind::kRuntime, "the model gave a logit that is not a number");
-    }
-    candidates_[i] = {logits[i], static_cast<TokenId>(i)};
-  }
-  for (const TokenId id : history_) {
-    float& logit = candidates_[static_cast<size_t>(id)].logit;
-    const auto penalty = static_cast<float>(params_.repetition_penalty);
-    logit = logit > 0 ? logit / penalty : logit * penalty;
+  logits = penalised(logits);
+  const float best = largest(logits);
+  if (std::isnan(best)) {
+    throw Error(ErrorKind::kRuntime, "the model gave a logit that is not a number");
   }
   TokenId chosen = 0;
   if (params_.temperature == 0) {
-    // max_element gives the first of equals, so the lowest id.
-    chosen =
-        std::max_element(candidates_.begin(), candidates_.end(),
-                         [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; })
-            ->id;
+    chosen = static_cast<TokenId>(std::find(logits.begin(), logits.end(), best) - logits.begin());
+  } else if (!std::isfinite(best)) {
+    throw Error(ErrorKind::kRuntime, "the model gave logits that are not finite");
+  } else if (filters(logits.size())) {
+    find_candidates(logits, best);
+    chosen = draw_candidate(best);
   } else {
-    chosen = draw(candidates_);
+    chosen = draw(logits, best);
   }
   if (params_.repetition_penalty != 1) {
     const auto at = std::lower_bound(history_.begin(), history_.end(), chosen);
@@ -68,49 +115,130 @@ TokenId Sampler::sample(std::span<const float> logits) {
   return chosen;
 }
 
-TokenId Sampler::draw(std::vector<Candidate>& candidates) {
-  const auto better = [](const Candidate& a, const Candidate& b) {
-    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+std::span<const float> Sampler::penalised(std::span<const float> logits) {
+  if (history_.empty()) {
+    return logits;
+  }
+  penalised_.assign(logits.begin(), logits.end());
+  const auto penalty = static_cast<float>(params_.repetition_penalty);
+  for (const TokenId id : history_) {
+    float& logit = penalised_[static_cast<size_t>(id)];
+    logit = logit > 0 ? logit / penalty : logit * penalty;
+  }
+  return penalised_;
+}
+
+bool Sampler::filters(size_t vocab) const {
+  return (params_.top_k > 0 && static_cast<size_t>(params_.top_k) < vocab) || params_.top_p < 1 ||
+         params_.min_p > 0;
+}
+
+// From all tokens, in the order of their ids: nothing has to be sorted.
+TokenId Sampler::draw(std::span<const float> logits, double best) {
+  const auto weight_of = [&](float logit) { return weight(logit, best, params_.temperature); };
+  blocks_.clear();
+  double mass = 0;
+  for (size_t first = 0; first < logits.size(); first += kDrawBlock) {
+    double sum = 0;
+    for (const float logit : logits.subspan(first, std::min(kDrawBlock, logits.size() - first))) {
+      sum += weight_of(logit);
+    }
+    blocks_.push_back(sum);
+    mass += sum;
+  }
+  double point = prng_.uniform() * mass;
+  // Where rounding leaves a rest of `point`: the last that is possible.
+  size_t block = 0;
+  for (size_t b = 0; b < blocks_.size() && point >= 0; ++b) {
+    if (blocks_[b] > 0) {
+      block = b;
+      if (point < blocks_[b]) {
+        break;
+      }
+    }
+    point -= blocks_[b];
+  }
+  size_t chosen = block * kDrawBlock;
+  const size_t end = std::min(chosen + kDrawBlock, logits.size());
+  for (size_t i = chosen; i < end && point >= 0; ++i) {
+    const double own = weight_of(logits[i]);
+    chosen = own > 0 ? i : chosen;
+    point -= own;
+  }
+  return static_cast<TokenId>(chosen);
+}
+
+// Filters leave the first tokens of the order "larger logit, then lower id", mostly few of a
+// vocabulary. So those near the best are taken and sorted, and more only where they don't do.
+void Sampler::find_candidates(std::span<const float> logits, double best) {
+  const bool by_count = params_.top_k > 0 && static_cast<size_t>(params_.top_k) < logits.size();
+  const bool by_mass = params_.top_p < 1 && !by_count;
+  double total = by_mass ? mass_of(logits, best) : 0;
+  const auto enough = [&](double margin) {
+    if (by_count && candidates_.size() >= static_cast<size_t>(params_.top_k)) {
+      return true;
+    }
+    // The nucleus of the top k needs all k.
+    if (!(by_count && params_.top_p < 1) && std::exp(-margin) < params_.min_p) {
+      return true;
+    }
+    return by_mass && mass_of(candidates_, best) >= params_.top_p * total;
   };
-  size_t count = candidates.size();
-  if (params_.top_k > 0) {
-    count = std::min(count, static_cast<size_t>(params_.top_k));
+  constexpr double kAll = 1024;  // wider than any model's logits
+  for (double margin = 4;; margin *= 2) {
+    candidates_.clear();
+    for (size_t i = 0; i < logits.size(); ++i) {
+      if (margin >= kAll || logits[i] >= best - margin) {
+        candidates_.push_back({logits[i], static_cast<TokenId>(i)});
+      }
+    }
+    if (margin >= kAll || enough(margin)) {
+      break;
+    }
   }
-  std::partial_sort(candidates.begin(), candidates.begin() + static_cast<int64_t>(count),
-                    candidates.end(), better);
-  // Probabilities relative to the best token, before and after temperature.
-  const double best = candidates[0].logit;
-  if (!std::isfinite(best)) {
-    throw Error(ErrorKind::kRuntime, "the model gave logits that are not finite");
+  std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+  });
+  if (by_count) {
+    candidates_.resize(static_cast<size_t>(params_.top_k));
+    total = mass_of(candidates_, best);
   }
-  double total = 0;
-  for (size_t i = 0; i < count; ++i) {
-    total += std::exp(candidates[i].logit - best);
-  }
+  cut_candidates(best, params_.top_p * total);
+}
+
+// To those of the nucleus that min-p leaves, at least the best.
+void Sampler::cut_candidates(double best, double nucleus) {
   double cumulative = 0;
   size_t kept = 0;
-  while (kept < count) {
-    const double relative = std::exp(candidates[kept].logit - best);
+  while (kept < candidates_.size()) {
+    const double relative = std::exp(candidates_[kept].logit - best);
     // Not for top_p = 1: the tail's sum rounds to nothing, but a temperature above 1 can lift it.
-    const bool in_nucleus = params_.top_p == 1 || cumulative < params_.top_p * total;
+    const bool in_nucleus = params_.top_p == 1 || cumulative < nucleus;
     if (kept > 0 && (!in_nucleus || relative < params_.min_p)) {
       break;
     }
     cumulative += relative;
     ++kept;
   }
+  candidates_.resize(kept);
+}
+
+TokenId Sampler::draw_candidate(double best) {
+  const auto weight_of = [&](const Candidate& candidate) {
+    return std::exp((candidate.logit - best) / params_.temperature);
+  };
   double mass = 0;
-  for (size_t i = 0; i < kept; ++i) {
-    mass += std::exp((candidates[i].logit - best) / params_.temperature);
+  for (const Candidate& candidate : candidates_) {
+    mass += weight_of(candidate);
   }
   double point = prng_.uniform() * mass;
-  TokenId chosen = candidates[0].id;  // where rounding leaves a rest of `point`: the last possible
-  for (size_t i = 0; i < kept && point >= 0; ++i) {
-    const double weight = std::exp((candidates[i].logit - best) / params_.temperature);
-    if (weight > 0) {
-      chosen = candidates[i].id;
+  TokenId chosen = candidates_[0].id;  // where rounding leaves a rest of `point`: the last possible
+  for (size_t i = 0; i < candidates_.size() && point >= 0; ++i) {
+    const double own = weight_of(candidates_[i]);
+    if (own > 0) {
+      chosen = candidates_[i].id;
     }
-    point -= weight;
+    point -= own;
   }
   return chosen;
 }

@@ -43,12 +43,19 @@ class Sampler {
     float logit;
     TokenId id;
   };
-  TokenId draw(std::vector<Candidate>& candidates);
+  std::span<const float> penalised(std::span<const float> logits);
+  bool filters(size_t vocab) const;
+  TokenId draw(std::span<const float> logits, double best);
+  void find_candidates(std::span<const float> logits, double best);
+  void cut_candidates(double best, double nucleus);
+  TokenId draw_candidate(double best);
 
   SamplingParams params_;
   Prng prng_;
-  std::vector<TokenId> history_;  // sorted, unique; empty without a penalty
-  std::vector<Candidate> candidates_;
+  std::vector<TokenId> history_;       // sorted, unique; empty without a penalty
+  std::vector<float> penalised_;       // logits behind the penalty
+  std::vector<double> blocks_;         // weights of kDrawBlock tokens each
+  std::vector<Candidate> candidates_;  // what the filters may leave, best first
 };
 
 /// Finds stop strings in a stream of text, also across pieces: how the text is cut into them makes

@@ -62,6 +62,16 @@ TEST(Sampler, GreedyTakesTheBestAndOfEqualsTheLowestId) {
   EXPECT_EQ(sample_once({}, {-0.0f, 0.0f}), 0);
   EXPECT_EQ(sample_once({}, {-kInfinity, -5, -kInfinity}), 1);
   EXPECT_THAT(draws({}, {0, 2, 2, 1}, 20), Each(1));
+  for (const size_t count : {15, 16, 17, 100}) {
+    for (size_t at = 0; at < count; ++at) {
+      std::vector<float> logits(count, -1);
+      logits[at] = 1;
+      logits.back() = 1;
+      EXPECT_EQ(sample_once({}, logits), static_cast<TokenId>(at));
+      logits[at] = kNan;
+      EXPECT_EQ(error_kind([&] { sample_once({}, logits); }), ErrorKind::kRuntime);
+    }
+  }
 }
 
 TEST(Sampler, TopOneOfEqualsIsTheLowestId) {
@@ -126,6 +136,11 @@ TEST(Sampler, DrawsFromTheSoftmax) {
     expect_softmax(temperature, {1, 0, -1, 1, 2.5f, -0.5f, 0});
     expect_softmax(temperature, {-kInfinity, 3, 3, -kInfinity});
   }
+  Prng prng(4);
+  std::vector<float> many = random_logits(prng, 1500);  // more than one block of the draw
+  expect_softmax(1, many);
+  std::fill(many.begin(), many.begin() + 1100, -kInfinity);
+  expect_softmax(3, many);
   // Unlikely enough for sums to swallow it, until the temperature lifts it.
   expect_softmax(40, {0, -40, -60});
 }
@@ -155,7 +170,8 @@ std::set<TokenId> naive_kept(const SamplingParams& params, const std::vector<flo
   for (const TokenId id : order) {
     const double probability = std::exp(double{logit(id)}) / total;
     const double relative = std::exp(double{logit(id)} - double{logit(order[0])});
-    if (kept.empty() || (before < params.top_p && relative >= params.min_p)) kept.insert(id);
+    const bool in_nucleus = params.top_p == 1 || before < params.top_p;
+    if (kept.empty() || (in_nucleus && relative >= params.min_p)) kept.insert(id);
     before += probability;
   }
   return kept;
@@ -163,8 +179,12 @@ std::set<TokenId> naive_kept(const SamplingParams& params, const std::vector<flo
 
 TEST(Sampler, FiltersKeepExactlyTheirTokens) {
   Prng prng(3);
-  for (int round = 0; round < 300; ++round) {
-    const std::vector<float> logits = random_logits(prng, 12);
+  int all_seen = 0;
+  for (int round = 0; round < 600; ++round) {
+    // Also more tokens than are looked at in one go, and logits that lie far apart.
+    std::vector<float> logits = random_logits(prng, prng.chance(0.7) ? 12 : prng.range(500, 2000));
+    const double spread = prng.chance(0.5) ? 1 : prng.uniform() * 8;
+    for (float& logit : logits) logit = static_cast<float>(logit * spread);
     SamplingParams params;
     params.temperature = 100;  // nearly uniform: every token that is left comes up
     params.seed = static_cast<uint64_t>(round);
@@ -172,9 +192,18 @@ TEST(Sampler, FiltersKeepExactlyTheirTokens) {
     if (prng.chance(0.5)) params.top_p = 1 - prng.uniform();
     if (prng.chance(0.5)) params.min_p = prng.uniform();
     const std::vector<TokenId> tokens = draws(params, logits, 500);
-    EXPECT_EQ(std::set<TokenId>(tokens.begin(), tokens.end()), naive_kept(params, logits))
-        << "top-k " << params.top_k << ", top-p " << params.top_p << ", min-p " << params.min_p;
+    const std::set<TokenId> seen(tokens.begin(), tokens.end());
+    const std::set<TokenId> kept = naive_kept(params, logits);
+    const auto description = testing::Message() << "top-k " << params.top_k << ", top-p "
+                                                << params.top_p << ", min-p " << params.min_p;
+    if (kept.size() < 20) {
+      ++all_seen;
+      EXPECT_EQ(seen, kept) << description;
+    } else {
+      EXPECT_TRUE(std::includes(kept.begin(), kept.end(), seen.begin(), seen.end())) << description;
+    }
   }
+  EXPECT_GT(all_seen, 400);
 }
 
 TEST(Sampler, TheBestTokenIsAlwaysKept) {
