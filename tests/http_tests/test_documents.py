@@ -413,14 +413,14 @@ def test_first_signal_drains(start_server, tiny_model):
     server = start_server(tiny_model, "--pool-mib", "16")
     replies = []
     thread = threading.Thread(target=lambda: replies.append(server.request(
-        "POST", "/v1/completions", {"prompt": "a", "max_tokens": 1500, "ignore_eos": True})))
+        "POST", "/v1/completions", {"prompt": "a", "max_tokens": 8000, "ignore_eos": True})))
     thread.start()
     while server.state()["running"] == 0:
-        time.sleep(0.01)
+        assert not replies, "it ended before it was seen"
     server.process.send_signal(signal.SIGTERM)
     thread.join()
     assert replies[0].status == 200
-    assert replies[0].json["usage"]["completion_tokens"] == 1500
+    assert replies[0].json["usage"]["completion_tokens"] == 8000
     assert server.process.wait(timeout=20) == 0
 
 
