@@ -82,6 +82,21 @@ double mass_of(const auto& tokens, double best) {
   return sum;
 }
 
+// The item whose weight `point` falls into, where they lie one behind the other; the last possible
+// one where rounding leaves a rest. Takes the weights before it from `point`.
+size_t pick(double& point, size_t count, const auto& weight_of) {
+  size_t chosen = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const double own = weight_of(i);
+    chosen = own > 0 ? i : chosen;
+    if (point < own) {
+      break;
+    }
+    point -= own;
+  }
+  return chosen;
+}
+
 // Tokens whose weights are added up before the draw, and looked at one by one only in the block
 // that it falls into.
 constexpr size_t kDrawBlock = 512;
@@ -147,25 +162,11 @@ TokenId Sampler::draw(std::span<const float> logits, double best) {
     mass += sum;
   }
   double point = prng_.uniform() * mass;
-  // Where rounding leaves a rest of `point`: the last that is possible.
-  size_t block = 0;
-  for (size_t b = 0; b < blocks_.size() && point >= 0; ++b) {
-    if (blocks_[b] > 0) {
-      block = b;
-      if (point < blocks_[b]) {
-        break;
-      }
-    }
-    point -= blocks_[b];
-  }
-  size_t chosen = block * kDrawBlock;
-  const size_t end = std::min(chosen + kDrawBlock, logits.size());
-  for (size_t i = chosen; i < end && point >= 0; ++i) {
-    const double own = weight_of(logits[i]);
-    chosen = own > 0 ? i : chosen;
-    point -= own;
-  }
-  return static_cast<TokenId>(chosen);
+  const size_t block = pick(point, blocks_.size(), [&](size_t b) { return blocks_[b]; });
+  const std::span<const float> rest = logits.subspan(block * kDrawBlock);
+  const size_t token =
+      pick(point, std::min(kDrawBlock, rest.size()), [&](size_t i) { return weight_of(rest[i]); });
+  return static_cast<TokenId>(block * kDrawBlock + token);
 }
 
 // Filters leave the first tokens of the order "larger logit, then lower id", mostly few of a
@@ -224,23 +225,15 @@ void Sampler::cut_candidates(double best, double nucleus) {
 }
 
 TokenId Sampler::draw_candidate(double best) {
-  const auto weight_of = [&](const Candidate& candidate) {
-    return std::exp((candidate.logit - best) / params_.temperature);
+  const auto weight_of = [&](size_t i) {
+    return std::exp((candidates_[i].logit - best) / params_.temperature);
   };
   double mass = 0;
-  for (const Candidate& candidate : candidates_) {
-    mass += weight_of(candidate);
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    mass += weight_of(i);
   }
   double point = prng_.uniform() * mass;
-  TokenId chosen = candidates_[0].id;  // where rounding leaves a rest of `point`: the last possible
-  for (size_t i = 0; i < candidates_.size() && point >= 0; ++i) {
-    const double own = weight_of(candidates_[i]);
-    if (own > 0) {
-      chosen = candidates_[i].id;
-    }
-    point -= own;
-  }
-  return chosen;
+  return candidates_[pick(point, candidates_.size(), weight_of)].id;
 }
 
 StopMatcher::StopMatcher(std::vector<std::string> stops) : stops_(std::move(stops)) {
